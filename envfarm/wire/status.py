@@ -1,0 +1,83 @@
+"""Errors to gRPC status and back, so that a cause keeps its class across processes.
+
+The class travels as ``ErrorInfo.reason`` in ``google.rpc.Status``; batched replies carry the same ``Status``.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from envfarm.core import errors
+
+DOMAIN = "envfarm"
+_CODES: dict[type[errors.FarmError], grpc.StatusCode] = {
+    errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ToolError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.EnvironmentCodeError: grpc.StatusCode.INTERNAL,
+    errors.SandboxError: grpc.StatusCode.INTERNAL,
+    errors.IsolationError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SlotLost: grpc.StatusCode.NOT_FOUND,
+    errors.ProviderError: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineError: grpc.StatusCode.INTERNAL,
+    errors.EngineAborted: grpc.StatusCode.CANCELLED,
+    errors.LogError: grpc.StatusCode.INTERNAL,
+    errors.LogFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.CorruptRecord: grpc.StatusCode.DATA_LOSS,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.Rejected: grpc.StatusCode.PERMISSION_DENIED,
+    errors.StepConflict: grpc.StatusCode.ABORTED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_ALL: list[type[errors.FarmError]] = [errors.FarmError, errors.WireError, *_CODES]
+_BY_REASON = {cls.code: cls for cls in _ALL}
+_BY_CODE: dict[int, type[errors.FarmError]] = {
+    grpc.StatusCode.UNAVAILABLE.value[0]: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED.value[0]: errors.Rejected,
+    grpc.StatusCode.PERMISSION_DENIED.value[0]: errors.Rejected,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: errors.Unavailable,
+    grpc.StatusCode.ABORTED.value[0]: errors.StepConflict,
+    grpc.StatusCode.INVALID_ARGUMENT.value[0]: errors.ConfigError,
+}
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The status code of ``error``; anything that is not ours is ``INTERNAL``."""
+    for cls in type(error).__mro__:
+        if cls in _CODES:
+            return _CODES[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+def to_status(error: BaseException) -> status_pb2.Status:
+    """``google.rpc.Status`` with the error's class in an ``ErrorInfo``."""
+    reason = error.code if isinstance(error, errors.FarmError) else "internal"
+    text = str(error) if isinstance(error, errors.FarmError) else f"{type(error).__name__}: {error}"
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    return status_pb2.Status(code=code_of(error).value[0], message=text, details=[detail])
+
+
+def from_status(status: status_pb2.Status) -> errors.FarmError:
+    """The error that :func:`to_status` was made of, or the closest class by code."""
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN and info.reason in _BY_REASON:
+            return _BY_REASON[info.reason](status.message)
+    return _BY_CODE.get(status.code, errors.WireError)(status.message)
+
+
+def from_rpc(error: grpc.RpcError) -> errors.FarmError:
+    """The farm's error behind a failed gRPC call (aio or not)."""
+    metadata = getattr(error, "trailing_metadata", lambda: None)() or ()
+    for key, value in metadata:
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            status = status_pb2.Status()
+            status.ParseFromString(value)
+            return from_status(status)
+    code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    details = error.details() if hasattr(error, "details") else str(error)
+    return _BY_CODE.get(code.value[0], errors.WireError)(details or str(code))

@@ -1,0 +1,1 @@
+"""Reward parts, shaping and audits: pure functions of one step."""

@@ -1,0 +1,1 @@
+"""Where episodes run: hosts, backends, isolation, tools inside, built-in environments."""
