@@ -67,8 +67,12 @@ def marked_tools(owner: object) -> dict[str, tuple[Callable[..., Any], ToolMark]
 
 
 class Toolset:
-    """Ready-made tools that several environments share. One instance per slot; ``sandbox`` is set before first use."""
+    """Ready-made tools that several environments share. One instance per slot; ``sandbox`` is set before first use.
 
+    ``executes``: its tools run code through ``self.sandbox.exec``, so an episode opens only where that is isolated.
+    """
+
+    executes: ClassVar[bool] = False
     sandbox: Sandbox
 
     def reset(self) -> Awaitable[None] | None:
@@ -82,8 +86,10 @@ class Environment:
     """A named, versioned family of tasks. Subclass it; one instance serves one episode at a time.
 
     Class attributes: ``name`` (default: the class name in snake case), ``version``, ``profile``, ``limits``,
-    ``reward`` (weights and caps), ``toolsets`` (called once per slot to make instances) and ``rewards``
-    (name → function of the environment after a step, for measures that only it can take).
+    ``reward`` (weights and caps), ``toolsets`` (called once per slot to make instances), ``rewards``
+    (name → function of the environment after a step, for measures that only it can take) and ``executes``
+    (its own tools run code through ``self.sandbox.exec``, so an episode opens only where that is isolated).
+    Before ``reset``, ``sandbox`` is set, and ``seed`` to the seed that all episodes of the group share.
     """
 
     name: ClassVar[str] = ""
@@ -94,8 +100,10 @@ class Environment:
     toolsets: ClassVar[Sequence[Callable[[], Toolset]]] = ()
     rewards: ClassVar[Mapping[str, SignalFunction]] = {}
     system_prompt: ClassVar[str] = ""
+    executes: ClassVar[bool] = False
 
     sandbox: Sandbox
+    seed: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -103,6 +111,11 @@ class Environment:
             cls.name = _snake(cls.__name__)
         if not isinstance(cls.limits, Limits):
             raise ConfigError(f"{cls.__name__}.limits must be a Limits(...), got {type(cls.limits).__name__}")
+
+    @classmethod
+    def configured(cls, parameter: str) -> type[Environment]:
+        """The class behind the name ``NAME/parameter``; by default an environment takes no parameter."""
+        raise ConfigError(f"environment {cls.name!r} takes no parameter, got {parameter!r}; use {cls.name!r}")
 
     def tasks(self, split: str) -> Iterable[Task]:
         """Tasks of ``split`` (``train``, ``validation``, ``test``), always in the same order; may be endless."""

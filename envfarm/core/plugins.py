@@ -2,7 +2,8 @@
 
 Groups: ``envfarm.environments`` (class), ``envfarm.rewards`` (RewardPart), ``envfarm.backends`` (factory),
 ``envfarm.commands`` (typer app or function). A third party adds to them in its own package metadata.
-An environment may also be named ``module:Class`` or ``path/to/file.py:Class``.
+An environment may also be named ``module:Class`` or ``path/to/file.py:Class``; a registered one that takes a
+parameter is named ``NAME/parameter``.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ def load_all(group: str) -> dict[str, Any]:
 
 
 def environment(name: str) -> type[Environment]:
-    """An environment class by registered name, ``module:Class`` or ``file.py:Class``."""
+    """An environment class by registered name, ``name/parameter``, ``module:Class`` or ``file.py:Class``."""
     if ":" not in name:
-        found = load("envfarm.environments", name)
+        registered, slash, parameter = name.partition("/")
+        found = load("envfarm.environments", registered)
+        if slash and isinstance(found, type) and issubclass(found, Environment):
+            found = found.configured(parameter)
     else:
         source, _, attribute = name.rpartition(":")
         found = getattr(_module(source), attribute, None)
