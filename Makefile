@@ -1,0 +1,57 @@
+# The commands of the project. Everything runs from .venv, which the first of them makes.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+JSON   ?=
+ARGS   ?=
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test test-full check format protos policy bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "envfarm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.local
+
+install: $(VENV)/.local  ## Make .venv with everything a farm on this machine needs
+
+install-dev: $(VENV)/.dev  ## Make .venv with what development needs as well
+
+demo: $(VENV)/.local  ## Train a small tool-using policy through every part of the farm (ARGS='--seconds 60')
+	$(BIN)/envfarm demo $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests (ARGS='-m containment' runs a part)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+check: $(VENV)/.dev  ## ruff, types, import contracts, protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python protos/generate.py --lint --check
+
+format: $(VENV)/.dev  ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: $(VENV)/.dev  ## Regenerate envfarm/wire/v1 from protos/
+	$(BIN)/python protos/generate.py
+
+bench: $(VENV)/.dev  ## Measure speed beside ceilings in one run (JSON=FILE writes the figures)
+	$(BIN)/python -m benchmarks $(if $(JSON),--json $(JSON)) $(ARGS)
+
+clean:  ## Remove what the other commands made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .envfarm protos/.deps
