@@ -120,9 +120,13 @@ class WireError(FarmError):
 
 
 class Unavailable(WireError):
-    """The other side cannot be reached or is draining; the same call may go through later."""
+    """The other side cannot be reached, is full or is draining; the same call may go through later.
+
+    ``retry_after_s`` is the other side's hint in seconds, if it gave one.
+    """
 
     code = "unavailable"
+    retry_after_s: float | None = None
 
 
 class Rejected(WireError):

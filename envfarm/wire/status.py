@@ -1,12 +1,14 @@
 """Errors to gRPC status and back, so that a cause keeps its class across processes.
 
 The class travels as ``ErrorInfo.reason`` in ``google.rpc.Status``; batched replies carry the same ``Status``.
+A hint when to try again travels as ``RetryInfo``.
 """
 
 from __future__ import annotations
 
-import grpc
-from google.protobuf import any_pb2
+from typing import Any, NoReturn
+
+import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 
 from envfarm.core import errors
@@ -53,21 +55,29 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def to_status(error: BaseException) -> status_pb2.Status:
-    """``google.rpc.Status`` with the error's class in an ``ErrorInfo``."""
+    """``google.rpc.Status`` with the error's class in an ``ErrorInfo`` and its hint in a ``RetryInfo``."""
     reason = error.code if isinstance(error, errors.FarmError) else "internal"
     text = str(error) if isinstance(error, errors.FarmError) else f"{type(error).__name__}: {error}"
-    detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
-    return status_pb2.Status(code=code_of(error).value[0], message=text, details=[detail])
+    status = status_pb2.Status(code=code_of(error).value[0], message=text)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
+    if isinstance(error, errors.Unavailable) and error.retry_after_s is not None:
+        hint = error_details_pb2.RetryInfo()
+        hint.retry_delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        status.details.add().Pack(hint)
+    return status
 
 
 def from_status(status: status_pb2.Status) -> errors.FarmError:
     """The error that :func:`to_status` was made of, or the closest class by code."""
+    error = _BY_CODE.get(status.code, errors.WireError)(status.message)
+    info, hint = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN and info.reason in _BY_REASON:
-            return _BY_REASON[info.reason](status.message)
-    return _BY_CODE.get(status.code, errors.WireError)(status.message)
+            error = _BY_REASON[info.reason](status.message)
+    for detail in status.details:
+        if isinstance(error, errors.Unavailable) and detail.Unpack(hint):
+            error.retry_after_s = hint.retry_delay.ToMilliseconds() / 1000
+    return error
 
 
 def from_rpc(error: grpc.RpcError) -> errors.FarmError:
@@ -81,3 +91,11 @@ def from_rpc(error: grpc.RpcError) -> errors.FarmError:
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = error.details() if hasattr(error, "details") else str(error)
     return _BY_CODE.get(code.value[0], errors.WireError)(details or str(code))
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
+    """End a unary or streamed call with ``error``, its class and hint included (see :func:`to_status`)."""
+    status = to_status(error)
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code_of(error), status.message, details)
+    raise AssertionError("abort returned")  # pragma: no cover - abort always raises
