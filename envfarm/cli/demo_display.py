@@ -74,6 +74,18 @@ class Curves:
         return sorted(self._series)
 
 
+def line(curves: Curves, *, stage: str, seconds: float) -> str:
+    """The state of the run in one line, for where there is no terminal."""
+    version = curves.run.policy_version if curves.run else 0
+    shown = [f"{seconds:5.0f} s  {stage}  version {version}"]
+    for name in ("evaluate/validation", "rollout/success", "rollout/steps_per_s", "rollout/tokens_per_s", "train/kl"):
+        value = curves.last(name)
+        if value is not None:
+            label, kind = ROWS[name]
+            shown.append(f"{label} {format_value(value, kind)}")
+    return "  ".join(shown)
+
+
 def render(curves: Curves, *, stage: str, seconds: float) -> RenderableType:
     """The whole display: a headline, then one row per series that has values."""
     version = curves.run.policy_version if curves.run else 0

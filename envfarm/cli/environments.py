@@ -139,7 +139,7 @@ def try_out(
 ) -> None:
     """Try an environment out in a real host: tasks, resets, every tool, bad input, rewards, repeatability."""
     with tempfile.TemporaryDirectory(prefix="envfarm-test-") as scratch:
-        checks = asyncio.run(_bounded(_absolute(name), Path(scratch), seconds))
+        checks = asyncio.run(_bounded(absolute(name), Path(scratch), seconds))
     console = Console()
     if as_json:
         console.print_json(json.dumps([msgspec.to_builtins(c) for c in checks]))
@@ -157,7 +157,8 @@ async def _bounded(name: str, state: Path, seconds: float) -> list[Check]:
         raise FarmError(f"{name} was not through its checks after {seconds:.0f} s; see --seconds") from None
 
 
-def _absolute(name: str) -> str:
+def absolute(name: str) -> str:
+    """The environment's name with its file made absolute, since the host may run elsewhere."""
     source, colon, attribute = name.rpartition(":")
     return f"{Path(source).resolve()}:{attribute}" if colon and source.endswith(".py") else name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -64,13 +64,31 @@ def _add_plugin_commands() -> None:
 _add_plugin_commands()
 
 
+def _tell(error: FarmError) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(Text("envfarm: ", style="bold red") + Text(str(error)))
+    sys.exit(1)
+
+
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> FarmError | None:
+    """A task group wraps what went wrong in it; a person wants the sentence inside."""
+    for error in group.exceptions:
+        found = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, FarmError):
+            return found
+    return None
+
+
 def main() -> None:
     """Run the command line; errors of the farm become one message on stderr and exit status 1."""
     try:
         app()
     except FarmError as error:
-        Console(stderr=True, soft_wrap=True).print(Text("envfarm: ", style="bold red") + Text(str(error)))
-        sys.exit(1)
+        _tell(error)
+    except BaseExceptionGroup as group:
+        ours = _first_of_ours(group)
+        if ours is None:
+            raise
+        _tell(ours)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -133,17 +133,17 @@ class Processes:
         self._children.append(child)
         return child
 
+    def pid(self, name: str) -> int:
+        """Process id of the child ``name``."""
+        return next(child.process.pid for child in self._children if child.name == name)
+
     async def watch(self) -> None:
-        """Run until a child dies, then raise its :class:`ProcessDied`."""
+        """Run until a child fails, then raise its :class:`ProcessDied`; one that ends with status 0 was done."""
         while True:
             for child in self._children:
-                if not child.running:
+                if child.process.returncode:
                     raise child.death()
             await asyncio.sleep(0.1)
-
-    def forget(self, child: Child) -> None:
-        """No longer expect ``child`` to run (it is about to end by itself)."""
-        self._children.remove(child)
 
     async def stop_all(self, grace: float = 10.0) -> None:
         """End every child, last started first."""

@@ -1,0 +1,1 @@
+"""Speed and memory, measured beside a ceiling in the same run: ``python -m benchmarks [--json FILE] [PART …]``."""

@@ -1,0 +1,44 @@
+"""Run the benchmarks: ``python -m benchmarks [--json FILE] [steps] [log] [engine]``.
+
+Figures are of this machine at this moment; the ratios to the ceilings measured beside them are what can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+PARTS = ("steps", "log", "engine")
+
+
+def main() -> None:
+    """Run the parts asked for and print every figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of: {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; there is: {', '.join(PARTS)}")
+    figures: dict[str, float | str] = {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.processor() or platform.machine()}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("envfarm", "grpcio", "protobuf", "msgspec")},
+    }
+    for part in options.parts or PARTS:
+        print(f"{part} ...", flush=True)
+        measured = importlib.import_module(f"benchmarks.{part}").measure()
+        for name, value in measured.items():
+            print(f"  {name:32} {value:,.2f}" if isinstance(value, float) else f"  {name:32} {value}", flush=True)
+        figures.update(measured)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The run behind ``envfarm rollout``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from envfarm.cli.environments import absolute
+from envfarm.cli.local_farm import LocalFarm, local_farm
+from envfarm.core.ids import new_id
+from envfarm.core.run import RunSettings, RunState
+from envfarm.core.trajectory import Trajectory
+from envfarm.inference.policies import resolve
+from envfarm.inference.pool import EnginePool
+from envfarm.rollout.evaluation import evaluate
+from envfarm.rollout.tokens import TokenBuilder
+from envfarm.wire.episode_client import EpisodeClient
+from envfarm.wire.log_client import LogClient
+from envfarm.wire.run_client import RunClient
+
+
+class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the flags of ``envfarm rollout`` say."""
+
+    environment: str
+    policy: str
+    count: int
+    split: str
+    seed: int
+    temperature: float
+    out: Path
+    engines: tuple[str, ...]
+    concurrency: int
+    max_tokens: int | None
+    train_steps: int
+    trainer_ranks: int
+
+
+async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str, list[Trajectory]]:
+    """Run the episodes; returns the id of the run and its trajectories in the order in which they ended."""
+    with progress.status(f"preparing the policy {settings.policy}"):
+        folder = await asyncio.to_thread(resolve, settings.policy)
+    environment = absolute(settings.environment)
+    async with contextlib.AsyncExitStack() as stack:
+        with progress.status("starting gateway, host and engine"):
+            farm = await stack.enter_async_context(
+                local_farm(
+                    settings.out,
+                    environments=[environment],
+                    policy=None if settings.engines else folder,
+                    slots=max(settings.concurrency, 1),
+                    engine_flags=["--seed", str(settings.seed), "--max-rows", str(settings.concurrency)],
+                )
+            )
+        episodes = await stack.enter_async_context(EpisodeClient(farm.channel))
+        log = await stack.enter_async_context(LogClient(farm.channel))
+        engine = EnginePool(list(settings.engines) or farm.engines)
+        stack.push_async_callback(engine.close)
+        runs = RunClient(farm.channel)
+        wanted = RunSettings(
+            environment=environment,
+            split=settings.split,
+            seed=settings.seed,
+            group_size=1,
+            purpose="collect",
+            temperature=settings.temperature,
+        )
+        run = await runs.create("rollout", wanted, new_id("rollout"))
+        trajectories: list[Trajectory] = []
+        with progress.status("") as status:
+
+            def seen(trajectory: Trajectory) -> None:
+                trajectories.append(trajectory)
+                status.update(f"{len(trajectories)} of {settings.count} episodes")
+
+            status.update(f"0 of {settings.count} episodes")
+            await evaluate(
+                episodes=episodes,
+                log=log,
+                engine=engine,
+                tokens=await asyncio.to_thread(TokenBuilder.load, folder),
+                environment=environment,
+                split=settings.split,
+                count=settings.count,
+                seed=settings.seed,
+                temperature=settings.temperature,
+                run_id=run.id,
+                concurrency=settings.concurrency,
+                purpose="collect",
+                max_tokens=settings.max_tokens,
+                on_trajectory=seen,
+            )
+        if settings.train_steps:
+            with progress.status(f"{settings.train_steps} training steps on {settings.trainer_ranks} ranks"):
+                await _train(farm, run.id, folder, settings)
+        await runs.set_state(run.id, RunState.STOPPED, "rollout is over")
+        return run.id, trajectories
+
+
+async def _train(farm: LocalFarm, run_id: str, policy: Path, settings: RolloutSettings) -> None:
+    """Take the training steps and wait for the trainer to end."""
+    flags = ["--purpose", "collect", "--advantage", "batch", "--seed", str(settings.seed)]
+    flags += ["--steps", str(settings.train_steps), "--ranks", str(settings.trainer_ranks)]
+    trainer = await farm.start_trainer(run_id, policy, settings.out / "trainer", flags)
+    if await trainer.process.wait() != 0:
+        raise trainer.death()
