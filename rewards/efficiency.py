@@ -25,6 +25,6 @@ def efficiency_part(step: StepContext) -> float | None:
 
 
 def _lateness(index: int, steps: int) -> float:
-    """0 in the first half of the budget, then linear to 1 at its last step."""
-    free = steps / 2
-    return min(max((index + 1 - free) / (steps - free), 0.0), 1.0) if steps > 0 else 0.0
+    """0 in the first half of the budget, then linear to 1 at its last step; 0 when the budget is one step."""
+    half = (steps - 1) / 2
+    return min(max(index - half, 0.0) / half, 1.0) if half > 0 else 0.0

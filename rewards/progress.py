@@ -7,7 +7,8 @@ episode of n steps it telescopes: sum of gamma^t F_t = gamma^n Phi(s_n) - Phi(s_
 **Terminal states.** The theorem needs the same potential, by convention 0, in every terminal state; otherwise the
 shaping also rewards *where* an episode ends. Farm environments usually want exactly that (partial progress at a
 step limit is worth something), so the last potential counts by default, and the part is then a reward for progress,
-not pure shaping. ``terminal_zero=True`` is the strict form: the last step pays back all potential gained.
+not pure shaping. ``terminal_zero=True`` is the strict form: the last step pays back all potential gained; register
+``functools.partial(progress_part, terminal_zero=True)`` under a name of your own to use it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from envfarm.core.rewards import StepContext
 
 
 def progress_part(step: StepContext, gamma: float = 1.0, *, terminal_zero: bool = False) -> float | None:
-    """gamma * Phi(s') - Phi(s), in [-1, 1] for potentials in [0, 1] and ``gamma`` in [0, 1].
+    """Difference of potentials, gamma * Phi(s') - Phi(s): in [-1, 1] for potentials in [0, 1] and ``gamma`` in [0, 1].
 
     ``None`` when either potential was not measured. ``terminal_zero`` takes Phi(s') = 0 for a step that ends the
     episode (then Phi(s') need not be measured), but not where a limit cut it: a cut-off state is not terminal.

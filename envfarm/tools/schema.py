@@ -8,6 +8,7 @@ Types are those that :mod:`msgspec` knows: ``str``, ``int``, ``float``, ``bool``
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 import typing
@@ -22,6 +23,7 @@ from envfarm.core.errors import ConfigError, ToolError
 from envfarm.core.ids import digest
 from envfarm.core.messages import ToolSchema
 from envfarm.tools.docstrings import described
+from envfarm.tools.payload import MAX_DEPTH, encodable, too_deep
 
 Function = Callable[..., Any]
 Owner = Environment | Toolset | type[Environment] | type[Toolset]
@@ -91,29 +93,33 @@ def call_arguments(function: Function, arguments_json: str | bytes) -> dict[str,
     """Keyword arguments for ``function`` from the JSON text of a call; parameters left out keep their defaults.
 
     Only lossless conversions are made: an integer for a ``float``, ``3.0`` for an ``int``, nothing from or to text.
-    Raises :class:`ToolError` whose sentence the model can act on. The JSON must be no deeper than the interpreter's
-    recursion limit (``envfarm.tools.validation`` has checked that).
+    Raises :class:`ToolError` whose sentence the model can act on.
     """
     struct = _arguments(_key(function)).struct
+    text = encodable(arguments_json if isinstance(arguments_json, str) else arguments_json.decode("utf-8", "replace"))
+    if too_deep(text):
+        raise ToolError(f"The arguments do not fit: they nest deeper than {MAX_DEPTH} levels.")
     try:
-        filled = _convert(struct, arguments_json)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        filled = _convert(struct, text)
+    except msgspec.DecodeError as error:
         raise ToolError(f"The arguments do not fit: {_for_the_model(error)}.") from None
     return {name: value for name in struct.__struct_fields__ if (value := getattr(filled, name)) is not msgspec.UNSET}
 
 
-def _convert(struct: type[msgspec.Struct], text: str | bytes) -> msgspec.Struct:
+def _convert(struct: type[msgspec.Struct], text: str) -> msgspec.Struct:
     try:
         return msgspec.json.decode(text, type=struct)
     except msgspec.ValidationError as error:
         try:  # JSON has one kind of number: 3.0 is a valid integer, which msgspec's strict mode refuses
-            return msgspec.convert(msgspec.json.Decoder(float_hook=_number).decode(text), struct)
+            return msgspec.convert(msgspec.json.Decoder(float_hook=_number).decode(text), struct, str_keys=True)
         except msgspec.ValidationError:
             raise error from None
 
 
 def _number(text: str) -> int | float:
     value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("Number out of range")
     return int(value) if value.is_integer() and abs(value) <= _EXACT_INTEGERS else value
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import Diagnosis, ToolCall, ToolSchema
-from envfarm.tools.parsers.payload import MAX_DEPTH, excerpt, json_fault, too_deep
+from envfarm.tools.payload import MAX_DEPTH, excerpt, json_fault, too_deep
 
 MAX_ARGUMENT_CHARACTERS = 1 << 20
 MAX_DETAIL = 400

@@ -15,15 +15,16 @@ import re
 import msgspec
 
 from envfarm.core.messages import AssistantMessage, Diagnosis, ToolCall
-from envfarm.tools.parsers.payload import MAX_DEPTH, encodable, excerpt, json_fault, too_deep
+from envfarm.tools.payload import MAX_DEPTH, encodable, excerpt, json_fault, too_deep
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 _TAG = re.compile(r"</?tool_call>")
 # To the next tag outside JSON strings (a tag inside one is an argument's text, not the end of the call), or to a
 # quote that its line does not close. JSON strings hold no line breaks.
-_BODY = re.compile(r'(?:[^"<]++|"(?:[^"\\\n]|\\[^\n])*+"|<(?!/?tool_call>))*+')
-_BROKEN_STRING = re.compile(r'"(?:[^"\\\n]|\\[^\n])*+')
+_STRING = r'"[^"\\\n]*(?:\\[^\n][^"\\\n]*)*'
+_BODY = re.compile(rf'(?:[^"<]+|{_STRING}"|<(?!/?tool_call>))*')
+_BROKEN_STRING = re.compile(_STRING)
 _SHAPE = 'write {"name": ..., "arguments": {...}} between the tool_call tags'
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from envfarm.core.messages import AssistantMessage, Diagnosis, ToolCall
-from envfarm.tools.parsers.payload import MAX_DEPTH, encodable, json_fault, too_deep
+from envfarm.tools.payload import MAX_DEPTH, encodable, json_fault, too_deep
 
 
 class _Function(msgspec.Struct):

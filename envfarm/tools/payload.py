@@ -7,8 +7,8 @@ from itertools import accumulate
 
 MAX_DEPTH = 64
 EXCERPT = 60
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
-_NOT_BRACKETS = re.compile(r"[^\[\]{}]++")
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 _DELTA = {"[": 1, "{": 1, "]": -1, "}": -1}
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 _NAMES = {
