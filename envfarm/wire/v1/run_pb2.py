@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from envfarm.wire.v1 import types_pb2 as envfarm_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65nvfarm/v1/run.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\"\xe3\x02\n\x0bRunSettings\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x1a\n\x12groups_per_version\x18\x05 \x01(\r\x12\x11\n\tstaleness\x18\x06 \x01(\r\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07purpose\x18\x08 \x01(\t\x12\x14\n\x0cmax_attempts\x18\t \x01(\r\x12*\n\x06reward\x18\n \x01(\x0b\x32\x1a.envfarm.v1.RewardSettings\x12\x33\n\x06labels\x18\x0b \x03(\x0b\x32#.envfarm.v1.RunSettings.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_temperature\"\xc1\x01\n\x03Run\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x08settings\x18\x03 \x01(\x0b\x32\x17.envfarm.v1.RunSettings\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.envfarm.v1.RunState\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x04\x12\x15\n\rgroups_issued\x18\x07 \x01(\x04\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\"_\n\x10\x43reateRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08settings\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.RunSettings\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"1\n\x11\x43reateRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\".\n\x0eGetRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"\x11\n\x0fListRunsRequest\"1\n\x10ListRunsResponse\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.envfarm.v1.Run\"X\n\x12SetRunStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.envfarm.v1.RunState\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\"3\n\x13SetRunStateResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"X\n\x14\x41\x63quireGroupsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\"\\\n\x0bGroupTicket\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"t\n\x15\x41\x63quireGroupsResponse\x12(\n\x07tickets\x18\x01 \x03(\x0b\x32\x17.envfarm.v1.GroupTicket\x12\x1c\n\x03run\x18\x02 \x01(\x0b\x32\x0f.envfarm.v1.Run\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\"8\n\x15PublishVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\x18\n\x16PublishVersionResponse\"T\n\x0bMetricPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05value\x18\x03 \x01(\x01\x12\n\n\x02\x61t\x18\x04 \x01(\x01\x12\x0e\n\x06source\x18\x05 \x01(\t\"O\n\x14ReportMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\'\n\x06points\x18\x02 \x03(\x0b\x32\x17.envfarm.v1.MetricPoint\"\x17\n\x15ReportMetricsResponse\"2\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07history\x18\x02 \x01(\x08\"Y\n\x10WatchRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\x12\'\n\x06points\x18\x02 \x03(\x0b\x32\x17.envfarm.v1.MetricPoint*i\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n\x10RUN_STATE_PAUSED\x10\x02\x12\x15\n\x11RUN_STATE_STOPPED\x10\x03\x32\xfc\x04\n\nRunService\x12H\n\tCreateRun\x12\x1c.envfarm.v1.CreateRunRequest\x1a\x1d.envfarm.v1.CreateRunResponse\x12?\n\x06GetRun\x12\x19.envfarm.v1.GetRunRequest\x1a\x1a.envfarm.v1.GetRunResponse\x12\x45\n\x08ListRuns\x12\x1b.envfarm.v1.ListRunsRequest\x1a\x1c.envfarm.v1.ListRunsResponse\x12N\n\x0bSetRunState\x12\x1e.envfarm.v1.SetRunStateRequest\x1a\x1f.envfarm.v1.SetRunStateResponse\x12T\n\rAcquireGroups\x12 .envfarm.v1.AcquireGroupsRequest\x1a!.envfarm.v1.AcquireGroupsResponse\x12W\n\x0ePublishVersion\x12!.envfarm.v1.PublishVersionRequest\x1a\".envfarm.v1.PublishVersionResponse\x12T\n\rReportMetrics\x12 .envfarm.v1.ReportMetricsRequest\x1a!.envfarm.v1.ReportMetricsResponse\x12G\n\x08WatchRun\x12\x1b.envfarm.v1.WatchRunRequest\x1a\x1c.envfarm.v1.WatchRunResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x65nvfarm/v1/run.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\"\xe3\x02\n\x0bRunSettings\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x12\n\ngroup_size\x18\x04 \x01(\r\x12\x1a\n\x12groups_per_version\x18\x05 \x01(\r\x12\x11\n\tstaleness\x18\x06 \x01(\r\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07purpose\x18\x08 \x01(\t\x12\x14\n\x0cmax_attempts\x18\t \x01(\r\x12*\n\x06reward\x18\n \x01(\x0b\x32\x1a.envfarm.v1.RewardSettings\x12\x33\n\x06labels\x18\x0b \x03(\x0b\x32#.envfarm.v1.RunSettings.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_temperature\"\xc1\x01\n\x03Run\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12)\n\x08settings\x18\x03 \x01(\x0b\x32\x17.envfarm.v1.RunSettings\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.envfarm.v1.RunState\x12\r\n\x05\x63\x61use\x18\x05 \x01(\t\x12\x16\n\x0epolicy_version\x18\x06 \x01(\x04\x12\x15\n\rgroups_issued\x18\x07 \x01(\x04\x12\x12\n\ncreated_at\x18\x08 \x01(\x01\"_\n\x10\x43reateRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x08settings\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.RunSettings\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"1\n\x11\x43reateRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\".\n\x0eGetRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"\x11\n\x0fListRunsRequest\"1\n\x10ListRunsResponse\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.envfarm.v1.Run\"X\n\x12SetRunStateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.envfarm.v1.RunState\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\"3\n\x13SetRunStateResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\"l\n\x14\x41\x63quireGroupsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\\\n\x0bGroupTicket\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"t\n\x15\x41\x63quireGroupsResponse\x12(\n\x07tickets\x18\x01 \x03(\x0b\x32\x17.envfarm.v1.GroupTicket\x12\x1c\n\x03run\x18\x02 \x01(\x0b\x32\x0f.envfarm.v1.Run\x12\x13\n\x0bwaiting_for\x18\x03 \x01(\t\"8\n\x15PublishVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"\x18\n\x16PublishVersionResponse\"T\n\x0bMetricPoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05value\x18\x03 \x01(\x01\x12\n\n\x02\x61t\x18\x04 \x01(\x01\x12\x0e\n\x06source\x18\x05 \x01(\t\"O\n\x14ReportMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\'\n\x06points\x18\x02 \x03(\x0b\x32\x17.envfarm.v1.MetricPoint\"\x17\n\x15ReportMetricsResponse\"2\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07history\x18\x02 \x01(\x08\"Y\n\x10WatchRunResponse\x12\x1c\n\x03run\x18\x01 \x01(\x0b\x32\x0f.envfarm.v1.Run\x12\'\n\x06points\x18\x02 \x03(\x0b\x32\x17.envfarm.v1.MetricPoint*i\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n\x10RUN_STATE_PAUSED\x10\x02\x12\x15\n\x11RUN_STATE_STOPPED\x10\x03\x32\xfc\x04\n\nRunService\x12H\n\tCreateRun\x12\x1c.envfarm.v1.CreateRunRequest\x1a\x1d.envfarm.v1.CreateRunResponse\x12?\n\x06GetRun\x12\x19.envfarm.v1.GetRunRequest\x1a\x1a.envfarm.v1.GetRunResponse\x12\x45\n\x08ListRuns\x12\x1b.envfarm.v1.ListRunsRequest\x1a\x1c.envfarm.v1.ListRunsResponse\x12N\n\x0bSetRunState\x12\x1e.envfarm.v1.SetRunStateRequest\x1a\x1f.envfarm.v1.SetRunStateResponse\x12T\n\rAcquireGroups\x12 .envfarm.v1.AcquireGroupsRequest\x1a!.envfarm.v1.AcquireGroupsResponse\x12W\n\x0ePublishVersion\x12!.envfarm.v1.PublishVersionRequest\x1a\".envfarm.v1.PublishVersionResponse\x12T\n\rReportMetrics\x12 .envfarm.v1.ReportMetricsRequest\x1a!.envfarm.v1.ReportMetricsResponse\x12G\n\x08WatchRun\x12\x1b.envfarm.v1.WatchRunRequest\x1a\x1c.envfarm.v1.WatchRunResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNSETTINGS_LABELSENTRY']._loaded_options = None
   _globals['_RUNSETTINGS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_RUNSTATE']._serialized_start=1777
-  _globals['_RUNSTATE']._serialized_end=1882
+  _globals['_RUNSTATE']._serialized_start=1797
+  _globals['_RUNSTATE']._serialized_end=1902
   _globals['_RUNSETTINGS']._serialized_start=61
   _globals['_RUNSETTINGS']._serialized_end=416
   _globals['_RUNSETTINGS_LABELSENTRY']._serialized_start=355
@@ -59,25 +59,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETRUNSTATERESPONSE']._serialized_start=1003
   _globals['_SETRUNSTATERESPONSE']._serialized_end=1054
   _globals['_ACQUIREGROUPSREQUEST']._serialized_start=1056
-  _globals['_ACQUIREGROUPSREQUEST']._serialized_end=1144
-  _globals['_GROUPTICKET']._serialized_start=1146
-  _globals['_GROUPTICKET']._serialized_end=1238
-  _globals['_ACQUIREGROUPSRESPONSE']._serialized_start=1240
-  _globals['_ACQUIREGROUPSRESPONSE']._serialized_end=1356
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=1358
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=1414
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=1416
-  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=1440
-  _globals['_METRICPOINT']._serialized_start=1442
-  _globals['_METRICPOINT']._serialized_end=1526
-  _globals['_REPORTMETRICSREQUEST']._serialized_start=1528
-  _globals['_REPORTMETRICSREQUEST']._serialized_end=1607
-  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1609
-  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1632
-  _globals['_WATCHRUNREQUEST']._serialized_start=1634
-  _globals['_WATCHRUNREQUEST']._serialized_end=1684
-  _globals['_WATCHRUNRESPONSE']._serialized_start=1686
-  _globals['_WATCHRUNRESPONSE']._serialized_end=1775
-  _globals['_RUNSERVICE']._serialized_start=1885
-  _globals['_RUNSERVICE']._serialized_end=2521
+  _globals['_ACQUIREGROUPSREQUEST']._serialized_end=1164
+  _globals['_GROUPTICKET']._serialized_start=1166
+  _globals['_GROUPTICKET']._serialized_end=1258
+  _globals['_ACQUIREGROUPSRESPONSE']._serialized_start=1260
+  _globals['_ACQUIREGROUPSRESPONSE']._serialized_end=1376
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=1378
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=1434
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_start=1436
+  _globals['_PUBLISHVERSIONRESPONSE']._serialized_end=1460
+  _globals['_METRICPOINT']._serialized_start=1462
+  _globals['_METRICPOINT']._serialized_end=1546
+  _globals['_REPORTMETRICSREQUEST']._serialized_start=1548
+  _globals['_REPORTMETRICSREQUEST']._serialized_end=1627
+  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1629
+  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1652
+  _globals['_WATCHRUNREQUEST']._serialized_start=1654
+  _globals['_WATCHRUNREQUEST']._serialized_end=1704
+  _globals['_WATCHRUNRESPONSE']._serialized_start=1706
+  _globals['_WATCHRUNRESPONSE']._serialized_end=1795
+  _globals['_RUNSERVICE']._serialized_start=1905
+  _globals['_RUNSERVICE']._serialized_end=2541
 # @@protoc_insertion_point(module_scope)

@@ -395,6 +395,7 @@ class AcquireGroupsRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
     worker: _builtins.str
@@ -403,6 +404,8 @@ class AcquireGroupsRequest(_message.Message):
     """Most groups wanted."""
     timeout_s: _builtins.float
     """Seconds to wait for the first."""
+    request_id: _builtins.str
+    """Chosen by the client, unique per request: a repeated call with it returns the same tickets; empty: never repeated."""
     def __init__(
         self,
         *,
@@ -410,10 +413,11 @@ class AcquireGroupsRequest(_message.Message):
         worker: _builtins.str = ...,
         limit: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "run_id", b"run_id", "timeout_s", b"timeout_s", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "request_id", b"request_id", "run_id", b"run_id", "timeout_s", b"timeout_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

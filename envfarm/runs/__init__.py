@@ -1,0 +1,1 @@
+"""Runs: their registry, the tickets that let workers start groups, their metrics. Imports core and storage."""
