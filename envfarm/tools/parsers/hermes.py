@@ -11,6 +11,7 @@ r"""Hermes-style calls as Qwen2.5 and Qwen3 write them.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +37,8 @@ class _Call(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Call).decode
 
 
-class _Block(msgspec.Struct):
-    """One ``<tool_call>``: where it starts, where its body ends, and the tag found there (empty: end of text)."""
+class _Block(NamedTuple):
+    """One ``<tool_call>``: where its body starts and ends, and the tag found there (empty: end of text)."""
 
     start: int
     end: int
@@ -115,8 +116,10 @@ class _Reader:
         """
         if start >= self.broken_until:
             end = _end(_BODY, self.text, start)
-            if end == len(self.text) or self.text[end] == "<":
-                return _Block(start, end, next((t for t in (CLOSE, OPEN) if self.text.startswith(t, end)), ""))
+            if end == len(self.text):
+                return _Block(start, end, "")
+            if self.text[end] == "<":
+                return _Block(start, end, CLOSE if self.text[end + 1] == "/" else OPEN)
             self.broken_until = _end(_BROKEN_STRING, self.text, end)
         tag = _TAG.search(self.text, start)
         return _Block(start, tag.start(), tag[0]) if tag else _Block(start, len(self.text), "")
