@@ -11,7 +11,6 @@ from envfarm.core.environment import Environment, tool
 from envfarm.core.errors import ConfigError, ToolError
 from envfarm.core.ids import derived_seed
 from envfarm.core.rewards import RewardSettings
-from envfarm.core.sandbox import Isolation, SandboxProfile
 from envfarm.core.task import Limits, Task
 from sandboxes.environments.stockroom.questions import (
     FAMILIES,
@@ -37,11 +36,9 @@ class Stockroom(Environment):
 
     version = "1"
     system_prompt = "You are a stockroom clerk. Use one tool at a time."
-    profile = SandboxProfile(isolation=Isolation.NONE)  # runs nothing that the model wrote
     limits = Limits(steps=8, seconds=120.0, tokens_per_step=48, context_tokens=1024)
-    reward = RewardSettings(
-        weights={"completion": 1.0, "progress": 0.5, "format": 0.1, "tool": 0.05, "efficiency": 0.05}
-    )
+    # ``tool`` is measured but pays nothing: it is positive for any call that runs, a distractor's included.
+    reward = RewardSettings(weights={"completion": 1.0, "progress": 0.5, "format": 0.1, "efficiency": 0.1})
 
     def tasks(self, split: str) -> Iterable[Task]:
         """The same tasks in the same order on every machine, all families in turn."""
