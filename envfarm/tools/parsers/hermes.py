@@ -121,6 +121,8 @@ class _Reader:
             if self.text[end] == "<":
                 return _Block(start, end, CLOSE if self.text[end + 1] == "/" else OPEN)
             self.broken_until = _end(_BROKEN_STRING, self.text, end)
+            if self.truncated and self.broken_until == len(self.text):
+                return _Block(start, len(self.text), "")  # cut inside a string, whatever tags that string holds
         tag = _TAG.search(self.text, start)
         return _Block(start, tag.start(), tag[0]) if tag else _Block(start, len(self.text), "")
 
