@@ -1,0 +1,31 @@
+"""``envfarm host``: one host process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def host(
+    host_id: Annotated[str, typer.Option("--id", help="Id that the backend knows it by.")] = "host-0",
+    listen: Annotated[str, typer.Option(help="unix:/path or HOST:PORT (port 0: any).")] = "127.0.0.1:0",
+    slots: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(help="Name, name/parameter, module:Class or file.py:Class."),
+    ] = None,
+    address_file: Annotated[Path | None, typer.Option(help="File for the address, written when it serves.")] = None,
+    lease: Annotated[float, typer.Option(min=0.1, help="Seconds without a gateway until it ends itself.")] = 60.0,
+) -> None:
+    """Serve environments and their tools to a gateway."""
+    from sandboxes.host.server import HostOptions, run
+
+    options = HostOptions(host_id, listen, slots, tuple(environment or ()), address_file, lease)
+    status = run(options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # threads inside hanging environment code must not hold the exit

@@ -1,0 +1,104 @@
+"""The environments that a host serves: loaded once, described once; those that cannot be loaded, with their cause."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from envfarm.core import plugins
+from envfarm.core.environment import Environment, description
+from envfarm.core.episode import EnvironmentInfo
+from envfarm.core.errors import ConfigError, FarmError, IsolationError
+from envfarm.core.sandbox import Isolation
+from envfarm.tools.schema import catalogue_hash, schemas
+from sandboxes.host.results import exception_text
+from sandboxes.isolation.bwrap import require_bwrap
+
+log = logging.getLogger(__name__)
+
+
+class Loaded:
+    """An environment class under the name by which this host serves it.
+
+    ``refusal``: why no episode of it can open here (it runs code, and the isolation it asks for cannot be had).
+    """
+
+    def __init__(self, name: str, cls: type[Environment]) -> None:
+        self.name = name
+        self.cls = cls
+        self.limits = cls.limits
+        tools = schemas(cls)
+        isolation, self.refusal = _reached(cls)
+        self.isolation = isolation
+        self.executes = _executes(cls)
+        self.has_progress = cls.progress is not Environment.progress
+        self.info = EnvironmentInfo(
+            name=name,
+            version=cls.version,
+            description=description(cls),
+            tools=tools,
+            limits=cls.limits,
+            reward=cls.reward,
+            system_prompt=cls.system_prompt,
+            catalogue=catalogue_hash(tools),
+            isolation=isolation,
+        )
+
+
+class Environments:
+    """What a host was asked to serve. ``broken`` has one sentence per name that could not be loaded."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._loaded: dict[str, Loaded] = {}
+        self._broken: dict[str, str] = {}
+        for name in dict.fromkeys(names):
+            try:
+                self._loaded[name] = Loaded(name, plugins.environment(name))
+            except FarmError as error:
+                self._broken[name] = str(error)
+            except BaseException as error:  # the import of user code may raise anything, SystemExit included
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                log.warning("environment %r cannot be loaded", name, exc_info=True)
+                self._broken[name] = exception_text(error)
+
+    @property
+    def infos(self) -> list[EnvironmentInfo]:
+        """What can be run, sorted by name."""
+        return [self._loaded[name].info for name in sorted(self._loaded)]
+
+    @property
+    def broken(self) -> list[str]:
+        """``name: cause`` of every environment that could not be loaded."""
+        return [f"{name}: {cause}" for name, cause in sorted(self._broken.items())]
+
+    def get(self, name: str) -> Loaded:
+        """The environment called ``name``. Raises :class:`ConfigError` with its cause, or with what there is."""
+        found = self._loaded.get(name)
+        if found is not None:
+            return found
+        if name in self._broken:
+            raise ConfigError(f"environment {name!r} could not be loaded: {self._broken[name]}")
+        there = ", ".join(sorted(self._loaded)) or "none"
+        raise ConfigError(f"this host does not serve environment {name!r} (it serves: {there})")
+
+
+def _executes(cls: type[Environment]) -> bool:
+    return cls.executes or any(getattr(toolset, "executes", False) for toolset in cls.toolsets)
+
+
+def _reached(cls: type[Environment]) -> tuple[Isolation, str]:
+    """The level that ``exec`` reaches, and why an environment that needs more cannot be opened."""
+    wanted = cls.profile.isolation
+    if wanted is Isolation.NONE:
+        return Isolation.NONE, ""
+    try:
+        if wanted is not Isolation.BWRAP:
+            raise IsolationError(
+                f"this host isolates with bwrap; environment {cls.name!r} asks for {wanted.value}: "
+                "use a backend that offers it, or set its profile's isolation to bwrap"
+            )
+        require_bwrap()
+    except IsolationError as error:
+        return Isolation.NONE, str(error) if _executes(cls) else ""
+    return Isolation.BWRAP, ""

@@ -1,0 +1,136 @@
+"""A host as a process: serves until it is drained, told to stop, or left alone; then nothing of it remains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+
+from envfarm.core.errors import ConfigError, FarmError
+from envfarm.wire.channel import serve_options
+from envfarm.wire.v1 import host_pb2_grpc
+from sandboxes.host.environments import Environments
+from sandboxes.host.runner import Runner
+from sandboxes.host.service import HostServicer
+from sandboxes.host.slots import Slots
+from sandboxes.host.task_pages import TaskPages
+from sandboxes.isolation import cgroups, workspace
+
+log = logging.getLogger(__name__)
+SWITCH_SECONDS = 0.001
+SWEEP_SECONDS = 1.0
+TERM_GRACE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What a host is started with. ``lease``: seconds without a gateway after which it ends itself."""
+
+    id: str
+    listen: str
+    slots: int
+    environments: Sequence[str]
+    address_file: Path | None
+    lease: float
+
+
+def run(options: HostOptions) -> int:
+    """Serve; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    workspace.own_mounts()  # before the first thread
+    cgroups.sweep()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    base = Path(tempfile.mkdtemp(prefix="envfarm-host-"))
+    try:
+        environments = Environments(options.environments)
+        asyncio.run(_serve(options, environments, base))
+    except FarmError as error:
+        log.error("%s", error)  # noqa: TRY400 - for a person, without a trace
+        return 2
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return 0
+
+
+async def _serve(options: HostOptions, environments: Environments, base: Path) -> None:
+    for broken in environments.broken:
+        log.warning("environment cannot be served: %s", broken)
+    runner = Runner()
+    slots = Slots(options.slots, base, environments, runner)
+    servicer = HostServicer(options.id, environments, slots, TaskPages(runner))
+    server = grpc.aio.server(options=serve_options())
+    host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
+    address = await _bind(server, options.listen)
+    await server.start()
+    if options.address_file is not None:
+        _announce(options.address_file, address)
+    log.info("host %s serves %d slots at %s", options.id, options.slots, address)
+    try:
+        await _until_over(servicer, slots, options.lease)
+        await _finish(slots, servicer.grace)
+    finally:
+        await server.stop(0.5)
+        await runner.close()
+        slots.close()
+        if address.startswith("unix:"):
+            _remove_socket(address)
+
+
+async def _bind(server: grpc.aio.Server, listen: str) -> str:
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {listen}: {error}") from error
+    if listen.startswith("unix:"):
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _remove_socket(address: str) -> None:
+    Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def _announce(file: Path, address: str) -> None:
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    partial.write_text(address)
+    partial.replace(file)
+
+
+async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> None:
+    """Returns when drained, terminated, or without a gateway for ``lease`` seconds. Expires episodes meanwhile."""
+    loop = asyncio.get_running_loop()
+
+    def terminated() -> None:
+        servicer.grace = TERM_GRACE_SECONDS
+        slots.draining = True
+        servicer.drained.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, terminated)
+    while not servicer.drained.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(SWEEP_SECONDS, lease / 4)):
+                await servicer.drained.wait()
+        slots.expire(time.monotonic())
+        if servicer.silence() > lease:
+            log.warning("no gateway for %g s: this host ends itself", lease)
+            return
+
+
+async def _finish(slots: Slots, grace: float) -> None:
+    """Let what runs end, for at most ``grace`` seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace):
+            await slots.quiet()

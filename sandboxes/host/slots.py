@@ -1,0 +1,313 @@
+"""The slots of a host: who has which, what each last answered, and what becomes of it afterwards.
+
+Every command is answered through a callback, on the loop, exactly once. Steps are exactly-once in effect: the last
+answer of an episode is kept by index and digest, a repeat gets it, and one that arrives while the step still runs
+waits for the same end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envfarm.core.errors import (
+    EnvironmentCodeError,
+    FarmError,
+    SlotLost,
+    StepConflict,
+    Unavailable,
+)
+from envfarm.wire.status import to_status
+from envfarm.wire.v1 import host_pb2
+from sandboxes.host.environments import Environments, Loaded
+from sandboxes.host.instance import Instance
+from sandboxes.host.results import exception_text
+from sandboxes.host.runner import Runner
+from sandboxes.host.step import EpisodeState, Step
+from sandboxes.host.work import Closing, Opening
+from sandboxes.isolation.sandbox import SlotSandbox
+from sandboxes.isolation.workspace import Workspace
+
+log = logging.getLogger(__name__)
+Answer = Callable[[host_pb2.SlotReply], None]
+
+
+class Slot:
+    """Room for one episode. Instances and sandboxes are kept by environment and used again."""
+
+    def __init__(self, index: int, base: Path) -> None:
+        self.index = index
+        self.workspace = Workspace(base / f"slot-{index}")
+        self.instances: dict[str, Instance] = {}
+        self._sandboxes: dict[str, SlotSandbox] = {}
+        self.cause = ""  # of its quarantine
+        self.stuck: list[threading.Thread] = []
+
+    def sandbox(self, loaded: Loaded) -> SlotSandbox:
+        """What environment code of ``loaded`` sees in this slot."""
+        found = self._sandboxes.get(loaded.name)
+        if found is None:
+            name = f"{self.index}-{len(self._sandboxes)}"
+            found = self._sandboxes[loaded.name] = SlotSandbox(name, self.workspace, loaded.cls.profile)
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for sandbox in self._sandboxes.values():
+            try:
+                sandbox.close()
+            except FarmError as error:
+                log.warning("slot %d: %s", self.index, error)
+
+
+class Episode:
+    """One episode in one slot."""
+
+    __slots__ = (
+        "closing", "failure", "first", "id", "last", "loaded", "next", "running", "slot", "state", "touched", "waiting"
+    )  # fmt: skip
+
+    def __init__(self, episode_id: str, loaded: Loaded, slot: Slot) -> None:
+        self.id = episode_id
+        self.loaded = loaded
+        self.slot = slot
+        self.state: EpisodeState | None = None  # none yet: it is being opened
+        self.first: host_pb2.SlotAcquired | None = None
+        self.next = 0
+        self.last: tuple[int, bytes, host_pb2.StepRan] | None = None
+        self.running: tuple[int, bytes] | None = None
+        self.waiting: list[Answer] = []  # for what runs now
+        self.closing: list[Answer] | None = None  # set: it ends once nothing runs
+        self.failure = False
+        self.touched = time.monotonic()
+
+
+class Slots:
+    """All slots of a host."""
+
+    def __init__(self, count: int, base: Path, environments: Environments, runner: Runner) -> None:
+        self._environments = environments
+        self._runner = runner
+        self._slots = [Slot(index, base) for index in range(count)]
+        self._free = deque(self._slots)
+        self._quarantined: list[Slot] = []
+        self._episodes: dict[str, Episode] = {}
+        self._answered = asyncio.Event()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def busy(self) -> int:
+        """Slots taken."""
+        return len(self._episodes)
+
+    @property
+    def quarantined(self) -> list[str]:
+        """Slots out of use, with their causes."""
+        return [f"slot {slot.index}: {slot.cause}" for slot in self._quarantined]
+
+    async def quiet(self) -> None:
+        """Returns once no slot has work that is not answered yet."""
+        while any(e.waiting or e.closing is not None for e in self._episodes.values()):
+            self._answered.clear()
+            await self._answered.wait()
+
+    # Commands
+
+    def acquire(self, request: host_pb2.AcquireSlot, answer: Answer) -> None:
+        """Take a slot and reset its environment."""
+        episode = self._episodes.get(request.episode_id)
+        if episode is not None:
+            self._acquire_again(episode, answer)
+            return
+        if self.draining:
+            raise Unavailable("this host is draining and takes no new episode")
+        loaded = self._environments.get(request.environment)
+        slot = self._take()
+        episode = Episode(request.episode_id, loaded, slot)
+        episode.waiting.append(answer)
+        self._episodes[episode.id] = episode
+        opening = Opening(loaded, slot.sandbox(loaded), slot.instances.get(loaded.name), request)
+        opening.start(self._runner, partial(self._opened, episode, opening))
+
+    def step(self, request: host_pb2.RunStep, answer: Answer) -> None:
+        """Run a step, or answer its repeat."""
+        episode = self._episodes.get(request.episode_id)
+        if episode is None or episode.closing is not None:
+            raise SlotLost(f"episode {request.episode_id} has no slot here: released, expired or never opened")
+        index = request.index
+        episode.touched = time.monotonic()
+        if episode.running is not None:
+            if episode.running != (index, request.digest):
+                raise StepConflict(f"step {episode.running[0]} of {episode.id} still runs; step {index} came meanwhile")
+            episode.waiting.append(answer)
+            return
+        if episode.last is not None and episode.last[0] == index:
+            if episode.last[1] != request.digest:
+                raise StepConflict(f"step {index} of {episode.id} was already taken with another action")
+            answer(host_pb2.SlotReply(ran=episode.last[2]))
+            return
+        if episode.state is None:
+            raise StepConflict(f"episode {episode.id} is still being opened")
+        if index != episode.next:
+            raise StepConflict(f"step {index} of {episode.id} is out of order: next is {episode.next}")
+        if episode.last is not None and episode.last[2].done:
+            raise StepConflict(f"episode {episode.id} is over since step {episode.last[0]}")
+        episode.running = (index, request.digest)
+        episode.waiting.append(answer)
+        step = Step(episode.state, request)
+        step.start(self._runner, partial(self._stepped, episode))
+
+    def release(self, episode_id: str, answer: Answer) -> None:
+        """Free a slot; waits for what runs in it."""
+        episode = self._episodes.get(episode_id)
+        if episode is None:
+            answer(host_pb2.SlotReply(released=host_pb2.SlotReleased()))
+        elif episode.closing is not None:
+            episode.closing.append(answer)
+        else:
+            episode.closing = [answer]
+            if not episode.waiting:
+                self._close(episode)
+
+    def expire(self, now: float) -> int:
+        """Close episodes that nobody has touched for the length of their limit; returns how many."""
+        expired = [
+            e
+            for e in self._episodes.values()
+            if e.closing is None and not e.waiting and now - e.touched > e.loaded.limits.seconds
+        ]
+        for episode in expired:
+            log.info("episode %s: its lease of %g s is over", episode.id, episode.loaded.limits.seconds)
+            self.release(episode.id, _nobody)
+        return len(expired)
+
+    def close(self) -> None:
+        """Let go of every slot's folders and groups."""
+        for slot in self._slots:
+            slot.close()
+
+    # What follows
+
+    def _acquire_again(self, episode: Episode, answer: Answer) -> None:
+        if episode.closing is not None:
+            raise SlotLost(f"episode {episode.id} is being closed")
+        episode.touched = time.monotonic()
+        if episode.first is None:
+            episode.waiting.append(answer)
+        else:
+            answer(host_pb2.SlotReply(acquired=episode.first))
+
+    def _take(self) -> Slot:
+        if not self._free:
+            self._recover()
+        if not self._free:
+            out = f", {len(self._quarantined)} of them quarantined" if self._quarantined else ""
+            raise Unavailable(f"all {len(self._slots)} slots of this host are taken{out}")
+        return self._free.popleft()
+
+    def _recover(self) -> None:
+        """Slots whose stuck threads have ended can be used again."""
+        for slot in list(self._quarantined):
+            slot.stuck = [thread for thread in slot.stuck if thread.is_alive()]
+            if not slot.stuck:
+                try:
+                    slot.workspace.empty()
+                except FarmError:
+                    continue
+                slot.cause = ""
+                self._quarantined.remove(slot)
+                self._free.append(slot)
+
+    def _opened(self, episode: Episode, opening: Opening, value: Any, error: BaseException | None) -> None:
+        if opening.stuck is not None:
+            episode.slot.stuck.append(opening.stuck)
+        episode.touched = time.monotonic()
+        if error is None and opening.instance is not None:
+            instance = opening.instance
+            episode.slot.instances[episode.loaded.name] = instance
+            expires = episode.touched + episode.loaded.limits.seconds
+            progress = value.progress if value.HasField("progress") else None
+            episode.state = EpisodeState(instance, progress, expires)
+            episode.first = value
+            reply = host_pb2.SlotReply(acquired=value)
+        else:
+            episode.failure = True
+            episode.slot.instances.pop(episode.loaded.name, None)
+            reply = host_pb2.SlotReply(error=to_status(_typed(episode, error)))
+            episode.closing = episode.closing or []
+        self._tell(episode, reply)
+
+    def _stepped(self, episode: Episode, value: Any, error: BaseException | None) -> None:
+        episode.touched = time.monotonic()
+        running, episode.running = episode.running, None
+        if error is None and running is not None:
+            episode.last = (*running, value)
+            episode.next = running[0] + 1
+            reply = host_pb2.SlotReply(ran=value)
+        else:  # in doubt: the episode cannot go on, and the step is never run again
+            reply = host_pb2.SlotReply(error=to_status(_typed(episode, error)))
+            episode.failure = True
+            episode.closing = episode.closing or []
+        self._tell(episode, reply)
+
+    def _tell(self, episode: Episode, reply: host_pb2.SlotReply) -> None:
+        self._answered.set()
+        waiting, episode.waiting = episode.waiting, []
+        for answer in waiting[1:]:
+            copy = host_pb2.SlotReply()
+            copy.CopyFrom(reply)
+            answer(copy)
+        waiting[0](reply)
+        if episode.closing is not None:
+            self._close(episode)
+
+    def _close(self, episode: Episode) -> None:
+        slot, name = episode.slot, episode.loaded.name
+        if episode.state is not None:
+            slot.stuck += episode.state.stuck
+        instance = episode.state.instance if episode.state is not None else None
+        if slot.stuck or episode.failure:
+            slot.instances.pop(name, None)
+        closing = Closing(name, slot.sandbox(episode.loaded), instance)
+        closing.start(self._runner, partial(self._closed, episode, closing))
+
+    def _closed(self, episode: Episode, closing: Closing, dirty: Any, error: BaseException | None) -> None:
+        slot = episode.slot
+        if closing.stuck is not None:
+            slot.stuck.append(closing.stuck)
+        slot.stuck = [thread for thread in slot.stuck if thread.is_alive()]
+        if dirty or error is not None:
+            log.warning("episode %s: %s", episode.id, dirty or error)
+            slot.instances.pop(episode.loaded.name, None)
+        del self._episodes[episode.id]
+        self._answered.set()
+        if error is not None or slot.stuck:
+            slot.cause = str(error) if error is not None else "a call of environment code still hangs in it"
+            self._quarantined.append(slot)
+        else:
+            self._free.append(slot)
+        for answer in episode.closing or ():
+            answer(host_pb2.SlotReply(released=host_pb2.SlotReleased()))
+
+
+def _typed(episode: Episode, error: BaseException | None) -> FarmError:
+    if isinstance(error, FarmError):
+        return error
+    if error is not None:
+        log.error("episode %s failed", episode.id, exc_info=error)
+    text = exception_text(error) if error is not None else "no result"
+    return EnvironmentCodeError(f"environment {episode.loaded.name!r}: {text}")
+
+
+def _nobody(_: host_pb2.SlotReply) -> None:
+    """Nobody waits for this answer."""

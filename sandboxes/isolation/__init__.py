@@ -1,0 +1,1 @@
+"""What stands between code that a model wrote and the machine. Fails closed."""

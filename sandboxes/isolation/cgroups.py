@@ -1,0 +1,140 @@
+"""Control groups for sandboxed commands, version 1 or 2, where this process may make them.
+
+One group per slot. What cannot be had is named in ``missing``; rlimits then stand in (per process instead of per
+command). Groups carry the host's process id in their name, so that a later host can clear up after one that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import psutil
+
+from envfarm.core.sandbox import SandboxProfile
+
+log = logging.getLogger(__name__)
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "envfarm-"
+_PERIOD_US = 100_000
+CONTROLS = ("memory", "pids", "cpu")
+
+
+class SlotGroup:
+    """The group (in version 1: one per controller) that commands of one slot join."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self._folders = folders
+
+    @property
+    def controls(self) -> frozenset[str]:
+        """Which of ``memory``, ``pids``, ``cpu`` are bounded for the whole of a command."""
+        return frozenset(self._folders)
+
+    @property
+    def join_files(self) -> list[str]:
+        """Files into which a process writes 0 to join."""
+        return sorted({str(folder / "cgroup.procs") for folder in self._folders.values()})
+
+    def kill(self) -> None:
+        """Kill whatever is still inside."""
+        for folder in set(self._folders.values()):
+            with contextlib.suppress(OSError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    os.kill(int(pid), 9)
+
+    def remove(self) -> None:
+        """Remove the group; what cannot be removed now is swept by the next host."""
+        for folder in set(self._folders.values()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def make(slot: str, profile: SandboxProfile) -> SlotGroup:
+    """A group for ``slot`` with the bounds of ``profile``, as many of them as can be had."""
+    name = f"{_PREFIX}{os.getpid()}-{slot}"
+    folders: dict[str, Path] = {}
+    for control, parent in _parents().items():
+        folder = parent / name
+        try:
+            folder.mkdir(exist_ok=True)
+            _bound(folder, control, profile)
+        except OSError as error:
+            log.info("no %s control group: %s", control, error)
+            continue
+        folders[control] = folder
+    return SlotGroup(folders)
+
+
+def sweep() -> int:
+    """Remove groups whose host is gone; returns how many."""
+    removed = 0
+    for parent in set(_parents().values()):
+        for folder in parent.glob(f"{_PREFIX}*"):
+            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                    removed += 1
+    return removed
+
+
+def _parents() -> dict[str, Path]:
+    """Folder under which a group with each control can be made."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return {}
+    if (_ROOT / "cgroup.controllers").exists():
+        return _parents_v2(lines)
+    found: dict[str, Path] = {}
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        for control in set(names.split(",")) & set(CONTROLS):
+            mount = _ROOT / control
+            own = mount / path.lstrip("/")
+            parent = own if own.is_dir() else mount
+            if os.access(parent, os.W_OK):
+                found[control] = parent
+    return found
+
+
+def _parents_v2(lines: list[str]) -> dict[str, Path]:
+    own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")
+    parent = _ROOT / own.lstrip("/")
+    if not own or not os.access(parent, os.W_OK):
+        return {}
+    for control in CONTROLS:
+        with contextlib.suppress(OSError):
+            (parent / "cgroup.subtree_control").write_text(f"+{control}")
+    try:
+        enabled = (parent / "cgroup.subtree_control").read_text().split()
+    except OSError:
+        return {}
+    return {control: parent for control in CONTROLS if control in enabled}
+
+
+def _bound(folder: Path, control: str, profile: SandboxProfile) -> None:
+    v2 = (folder / "cgroup.controllers").exists()
+    quota = max(1000, int(profile.cpus * _PERIOD_US))
+    if control == "memory" and v2:
+        (folder / "memory.max").write_text(str(profile.memory_bytes))
+        _optional(folder / "memory.swap.max", "0")
+        _optional(folder / "memory.oom.group", "1")
+    elif control == "memory":
+        (folder / "memory.limit_in_bytes").write_text(str(profile.memory_bytes))
+        _optional(folder / "memory.memsw.limit_in_bytes", str(profile.memory_bytes))
+    elif control == "pids":
+        (folder / "pids.max").write_text(str(profile.pids))
+    elif v2:
+        (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+    else:
+        (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def _optional(file: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        file.write_text(text)
