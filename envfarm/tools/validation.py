@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema_rs
 import msgspec
@@ -36,6 +36,8 @@ _SIZES = {
     "minProperties": ("at least", "fields"),
     "maxProperties": ("at most", "fields"),
 }
+# Patterns meet text from a model: this engine has no look-around and never backtracks.
+_LINEAR_REGEX = jsonschema_rs.RegexOptions()
 _decode = msgspec.json.Decoder().decode
 
 
@@ -95,7 +97,7 @@ class Catalogue:
         return Verdict(Diagnosis.UNKNOWN_TOOL, _bounded(f"There is no tool named {_shown(name)}; {hint}"))
 
     def _misfit(self, name: str, arguments: dict[str, Any]) -> str:
-        """The first misfit: path, expected, got. The misfit of least depth names the thing to mend most plainly."""
+        """The first misfit: path, expected, got. One at a time is what a model mends best."""
         try:
             self._validators[name].validate(arguments)
         except jsonschema_rs.ValidationError as error:
@@ -103,10 +105,17 @@ class Catalogue:
         return "the arguments do not fit"  # not reached: validate() agrees with is_valid()
 
 
+def _refuse(uri: str) -> NoReturn:
+    """No schema makes the farm open a connection."""
+    raise ValueError(f"{uri} is outside the schema; put the definition under $defs")
+
+
 def _compiled(tool: ToolSchema) -> tuple[dict[str, Any], jsonschema_rs.Draft202012Validator]:
     try:
         parameters = msgspec.json.decode(tool.parameters, type=dict[str, Any])
-        return parameters, jsonschema_rs.Draft202012Validator(parameters)
+        return parameters, jsonschema_rs.Draft202012Validator(
+            parameters, pattern_options=_LINEAR_REGEX, retriever=_refuse
+        )
     except (msgspec.DecodeError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         reason = _bounded(str(error).splitlines()[0])
         raise ConfigError(f"tool {tool.name!r}: its parameters are no JSON schema of an object: {reason}") from None
@@ -139,6 +148,8 @@ def _expected(kind: jsonschema_rs.ValidationErrorKind) -> str:
             | jsonschema_rs.ValidationErrorKind.OneOfNotValid(context=context)
         ):
             return _either(_expected(branch[0].kind) for branch in context[:_NAMES_SHOWN] if branch)
+        case jsonschema_rs.ValidationErrorKind.FalseSchema():
+            return "left out"
     if kind.name in _SIZES:
         bound, unit = _SIZES[kind.name]
         return f"{bound} {kind.value} {unit}"
