@@ -1,0 +1,99 @@
+"""Checkpoints: sharded model and optimiser (torch.distributed.checkpoint) beside the trainer's own place.
+
+A checkpoint is a folder ``step-000123`` with DCP's files and ``trainer.json``. The folder gets its name only when all
+of it is on disk, so a folder with that name is whole: there is no other marker. Place and weights are written
+together, which is what makes a resumed trainer train each trajectory at most once in its lineage.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+from envfarm.core.errors import ConfigError
+
+_STATE = "trainer.json"
+_PREFIX = "step-"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trainer stands. ``position``: last group of the log that is done with; counters are cumulative."""
+
+    run_id: str
+    steps: int = 0
+    version: int = 0
+    position: int = 0
+    trained: int = 0
+    dropped: int = 0
+
+
+def write_shards(model: nn.Module, optimiser: Optimizer, folder: Path) -> None:
+    """Write this rank's shards of model and optimiser. Collective."""
+    weights, moments = get_state_dict(model, optimiser)
+    save({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+
+def read_shards(model: nn.Module, optimiser: Optimizer, folder: Path) -> None:
+    """Load model and optimiser, resharded to the present ranks. Collective."""
+    weights, moments = get_state_dict(model, optimiser)
+    load({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    set_state_dict(model, optimiser, model_state_dict=weights, optim_state_dict=moments)
+
+
+def begin(root: Path, place: Place) -> Path:
+    """An empty folder for the shards of a new checkpoint; it counts for nothing until :func:`finish`."""
+    folder = root / f".{_PREFIX}{place.steps:06d}.tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def finish(root: Path, folder: Path, place: Place, *, keep: int) -> Path:
+    """Add the trainer's place, sync, give the folder its name, remove all but the ``keep`` newest."""
+    (folder / _STATE).write_bytes(msgspec.json.encode(place))
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+    final = root / f"{_PREFIX}{place.steps:06d}"
+    if final.exists():  # the same step once more, after a resume
+        shutil.rmtree(final)
+    folder.rename(final)
+    _sync(root)
+    for old in whole(root)[: -max(1, keep)]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def whole(root: Path) -> list[Path]:
+    """Whole checkpoints under ``root``, oldest first."""
+    return sorted(p for p in root.glob(f"{_PREFIX}*") if (p / _STATE).is_file())
+
+
+def latest(root: Path, run_id: str) -> tuple[Path, Place] | None:
+    """The newest whole checkpoint and its place. Raises ``ConfigError`` when it belongs to another run."""
+    folders = whole(root)
+    if not folders:
+        return None
+    place = msgspec.json.decode((folders[-1] / _STATE).read_bytes(), type=Place)
+    if place.run_id != run_id:
+        raise ConfigError(
+            f"{folders[-1]} is a checkpoint of run {place.run_id}, not of {run_id}; give that run, or another --out"
+        )
+    return folders[-1], place
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
