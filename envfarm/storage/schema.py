@@ -89,6 +89,7 @@ CREATE TABLE metrics (
     at REAL NOT NULL,
     UNIQUE (run_id, name, source, step)
 );
+CREATE INDEX metrics_by_arrival ON metrics (run_id, seq);
 """
 
 

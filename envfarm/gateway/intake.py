@@ -1,0 +1,143 @@
+"""``TrajectoryService``: trajectories in, acknowledged when durable; whole groups out, as fast as they are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import grpc.aio
+
+from envfarm.core.errors import ConfigError, FarmError, LogError
+from envfarm.core.log import Appended, TrajectoryLog
+from envfarm.core.trajectory import Purpose
+from envfarm.storage.budget import ByteBudget
+from envfarm.wire.convert.records import group_to_pb, record_from_pb
+from envfarm.wire.status import abort
+from envfarm.wire.v1 import trajectory_pb2 as pb
+from envfarm.wire.v1.trajectory_pb2_grpc import TrajectoryServiceServicer
+
+_STREAM_BYTES = 16 * 1024 * 1024
+_STREAM_BATCHES = 64
+_STORE_SECONDS = 120.0
+_GROUPS_AT_ONCE = 8
+_LOOK_SECONDS = 30.0
+_PURPOSES = ("train", "evaluate", "collect")
+
+Stored = Sequence[Appended] | FarmError
+AppendContext = grpc.aio.ServicerContext[pb.AppendRequest, pb.AppendResponse]
+
+
+class TrajectoryServicer(TrajectoryServiceServicer):
+    """Serves one ``TrajectoryLog``."""
+
+    def __init__(self, log: TrajectoryLog) -> None:
+        self._log = log
+
+    async def Append(  # type: ignore[override]  # noqa: N802 - gRPC's name; it also takes coroutines that write
+        self, request_iterator: AsyncIterator[pb.AppendRequest], context: AppendContext
+    ) -> None:
+        """Store batches side by side, acknowledge them in order.
+
+        Reads on only while less than 16 MiB of this stream is not durable: a slow disk slows the sender. The first
+        batch that fails ends the stream with its cause.
+        """
+        storing: asyncio.Queue[asyncio.Task[Stored] | None] = asyncio.Queue(_STREAM_BATCHES)
+        failure: FarmError | None = None
+        async with asyncio.TaskGroup() as group:
+            reader = group.create_task(self._read(request_iterator, storing, group))
+            while (task := await storing.get()) is not None:
+                stored = await task
+                if isinstance(stored, FarmError):
+                    failure = stored
+                    reader.cancel()
+                    break
+                await context.write(_acknowledgement(stored))
+        if failure is not None:
+            await abort(context, failure)
+
+    async def Subscribe(  # noqa: N802
+        self,
+        request: pb.SubscribeRequest,
+        context: grpc.aio.ServicerContext[pb.SubscribeRequest, pb.SubscribeResponse],
+    ) -> AsyncIterator[pb.SubscribeResponse]:
+        """Push whole groups from the given or committed position on; waits while the reader does not take them."""
+        try:
+            purpose = _purpose(request.purpose)
+            after = await self._start(request)
+            await context.send_initial_metadata(())
+            while True:
+                groups = await self._log.groups(
+                    request.run_id, purpose=purpose, after=after, limit=_GROUPS_AT_ONCE, timeout=_LOOK_SECONDS
+                )
+                for group in groups:
+                    yield group_to_pb(group)
+                    after = group.position
+        except FarmError as error:
+            await abort(context, error)
+
+    async def Commit(  # noqa: N802
+        self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.CommitResponse]
+    ) -> pb.CommitResponse:
+        """Note a position."""
+        try:
+            await self._log.commit(request.run_id, request.consumer, request.position)
+        except FarmError as error:
+            await abort(context, error)
+        return pb.CommitResponse()
+
+    async def Count(  # noqa: N802
+        self, request: pb.CountRequest, context: grpc.aio.ServicerContext[pb.CountRequest, pb.CountResponse]
+    ) -> pb.CountResponse:
+        """Totals of a run."""
+        try:
+            counts = await self._log.counts(request.run_id)
+        except FarmError as error:
+            await abort(context, error)
+        return pb.CountResponse(
+            records=counts.records,
+            trainable=counts.trainable,
+            infra_failed=counts.infra_failed,
+            groups=counts.groups,
+            bytes=counts.bytes,
+        )
+
+    async def _start(self, request: pb.SubscribeRequest) -> int:
+        if request.HasField("after"):
+            return request.after
+        return await self._log.committed(request.run_id, request.consumer)
+
+    async def _read(
+        self,
+        requests: AsyncIterator[pb.AppendRequest],
+        storing: asyncio.Queue[asyncio.Task[Stored] | None],
+        group: asyncio.TaskGroup,
+    ) -> None:
+        room = ByteBudget(_STREAM_BYTES)
+        async for request in requests:
+            size = sum(len(record.payload) for record in request.records)
+            await room.take(size, timeout=_STORE_SECONDS)
+            task = group.create_task(self._store(request))
+            task.add_done_callback(lambda _, size=size: room.give(size))  # type: ignore[misc]
+            await storing.put(task)
+        await storing.put(None)
+
+    async def _store(self, request: pb.AppendRequest) -> Stored:
+        """What became of a batch; failures are returned, so that those before it can still be acknowledged."""
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                return await self._log.append([record_from_pb(record) for record in request.records])
+        except FarmError as error:
+            return error
+        except TimeoutError:
+            return LogError(f"the log did not store a batch within {_STORE_SECONDS:g} s; send it again")
+
+
+def _acknowledgement(stored: Sequence[Appended]) -> pb.AppendResponse:
+    return pb.AppendResponse(ids=[a.id for a in stored], duplicates=[a.id for a in stored if a.duplicate])
+
+
+def _purpose(name: str) -> Purpose:
+    if name and name not in _PURPOSES:
+        raise ConfigError(f"purpose {name!r}; expected one of {', '.join(_PURPOSES)}")
+    return cast(Purpose, name or "train")
