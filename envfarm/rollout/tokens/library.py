@@ -1,4 +1,4 @@
-"""Rendering by the library ``renderers``, which knows the formats of many models, token by token."""
+"""Tokens by the library ``renderers``, which knows the formats of many models, token by token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import AssistantMessage, Diagnosis, Message, ToolCall, ToolSchema
+from envfarm.rollout.tokens.builder import Extension, TokenBuilder
 from envfarm.rollout.tokens.chat import template_message, template_tools
 from envfarm.rollout.tokens.parsing import HermesReader
-from envfarm.rollout.tokens.rendering import Extension
 from envfarm.rollout.tokens.tokenizer import PolicyTokenizer
 
 _HERMES = frozenset({"qwen3", "qwen3-vl"})
@@ -23,8 +23,8 @@ _FAULTS = {
 }
 
 
-class LibraryRendering:
-    """A :class:`~envfarm.rollout.tokens.rendering.Rendering` by one of the library's renderers.
+class LibraryBuilder(TokenBuilder):
+    """A :class:`~envfarm.rollout.tokens.builder.TokenBuilder` by one of the library's renderers.
 
     ``name``: the library's name of the format (``qwen3``, ``glm-4.5``, ``gpt-oss``, ...). Raises
     :class:`ConfigError` when the library has no such format or the tokenizer lacks its control tokens.
@@ -48,7 +48,7 @@ class LibraryRendering:
         return self._stops
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         return list(
             self._renderer.render_ids(self._chat(messages), tools=self._tools(tools), add_generation_prompt=True)
         )
@@ -62,7 +62,7 @@ class LibraryRendering:
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> Extension:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         seen = len(prompt_ids) + len(output_ids)
         bridged = self._renderer.bridge_to_next_turn(
             prompt_ids, output_ids, self._chat(replies), tools=self._tools(tools)
@@ -76,7 +76,7 @@ class LibraryRendering:
     def parse(
         self, output_ids: list[int], *, prompt_ids: list[int], tools: Sequence[ToolSchema], truncated: bool
     ) -> AssistantMessage:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         if self._hermes is not None:
             return self._hermes.read(output_ids, truncated=truncated)
         try:

@@ -1,4 +1,4 @@
-"""Chooses the rendering of a policy folder: the library's where it is exact for this model, else the template's own."""
+"""Chooses a policy's token builder: the library's where it is exact for this model, else the template's own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import Message, ToolCall, ToolSchema
-from envfarm.rollout.tokens.library import LibraryRendering
-from envfarm.rollout.tokens.rendering import Rendering
-from envfarm.rollout.tokens.template import TemplateRendering
+from envfarm.rollout.tokens.builder import TokenBuilder
+from envfarm.rollout.tokens.library import LibraryBuilder
+from envfarm.rollout.tokens.template import TemplateBuilder
 from envfarm.rollout.tokens.tokenizer import PolicyTokenizer, generation_stop_ids, load_tokenizer
 
 _BY_MODEL_TYPE = {
@@ -38,23 +38,18 @@ _PROBES: tuple[tuple[Message, ...], ...] = (
 )
 
 
-def load_rendering(folder: str | Path, *, renderer: str = "auto") -> Rendering:
-    """The rendering of the policy in ``folder``.
-
-    ``renderer``: ``auto``, ``template`` (the folder's chat template), or a name of the library ``renderers``.
-    ``auto`` takes the library's renderer of the folder's model type only if it renders probe conversations to the
-    very ids that the chat template gives. Raises :class:`ConfigError`.
-    """
+def load_token_builder(folder: str | Path, *, renderer: str = "auto") -> TokenBuilder:
+    """See :meth:`TokenBuilder.load`."""
     tokenizer = load_tokenizer(folder)
     stops = generation_stop_ids(folder)
     if renderer == "template":
-        return TemplateRendering(tokenizer, stops)
+        return TemplateBuilder(tokenizer, stops)
     if renderer != "auto":
-        return LibraryRendering(tokenizer, renderer, stops)
+        return LibraryBuilder(tokenizer, renderer, stops)
     name = _BY_MODEL_TYPE.get(_model_type(folder))
     if name is not None and (found := _exact(tokenizer, name, stops)) is not None:
         return found
-    return TemplateRendering(tokenizer, stops)
+    return TemplateBuilder(tokenizer, stops)
 
 
 def _model_type(folder: str | Path) -> str:
@@ -62,9 +57,9 @@ def _model_type(folder: str | Path) -> str:
     return str(msgspec.json.decode(config.read_bytes()).get("model_type", "")) if config.is_file() else ""
 
 
-def _exact(tokenizer: PolicyTokenizer, name: str, stops: tuple[int, ...]) -> LibraryRendering | None:
+def _exact(tokenizer: PolicyTokenizer, name: str, stops: tuple[int, ...]) -> LibraryBuilder | None:
     try:
-        library, template = LibraryRendering(tokenizer, name, stops), TemplateRendering(tokenizer, stops)
+        library, template = LibraryBuilder(tokenizer, name, stops), TemplateBuilder(tokenizer, stops)
         for messages in _PROBES:
             for tools in ((), (_TOOL,)):
                 if library.start(messages, tools) != template.start(messages, tools):

@@ -1,4 +1,4 @@
-"""Rendering over any Hugging Face chat template, one turn at a time.
+"""Tokens by any Hugging Face chat template, one turn at a time.
 
 What follows an answer is found on text: a short conversation with a stand-in for the assistant's message is rendered
 with the replies, and everything from the stand-in's end-of-turn token on is what must be appended. The text between
@@ -14,9 +14,9 @@ from typing import Any
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import AssistantMessage, Message, ToolCall, ToolSchema
+from envfarm.rollout.tokens.builder import Extension, TokenBuilder
 from envfarm.rollout.tokens.chat import as_plain_chat, template_message, template_tools
 from envfarm.rollout.tokens.parsing import HermesReader
-from envfarm.rollout.tokens.rendering import Extension
 from envfarm.rollout.tokens.tokenizer import PolicyTokenizer
 
 _SAID, _THOUGHT, _PROBE = "zqstandinqz", "zqthoughtqz", "zqprobeqz"
@@ -42,8 +42,8 @@ class _Frame:
         self.holes = holes
 
 
-class TemplateRendering:
-    """A :class:`~envfarm.rollout.tokens.rendering.Rendering` over the template that the tokenizer brings.
+class TemplateBuilder(TokenBuilder):
+    """A :class:`~envfarm.rollout.tokens.builder.TokenBuilder` over the template that the tokenizer brings.
 
     Raises :class:`ConfigError` when there is no template. ``stop_token_ids``: those of the generation config, the
     tokenizer's end of text, and the token with which the template ends an assistant message.
@@ -73,7 +73,7 @@ class TemplateRendering:
         return self._stops
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         key = (tuple(messages), tuple(tools))
         found = self._starts.get(key)
         if found is None:
@@ -90,7 +90,7 @@ class TemplateRendering:
         replies: Sequence[Message],
         tools: Sequence[ToolSchema],
     ) -> Extension:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         del prompt_ids
         catalogue = self._catalogue(tools)
         reasoned = self._knows_reasoning and any(message.reasoning for message in history)
@@ -104,7 +104,7 @@ class TemplateRendering:
     def parse(
         self, output_ids: list[int], *, prompt_ids: list[int], tools: Sequence[ToolSchema], truncated: bool
     ) -> AssistantMessage:
-        """See :class:`Rendering`."""
+        """See :class:`TokenBuilder`."""
         del prompt_ids, tools
         return self._reader.read(output_ids, truncated=truncated)
 

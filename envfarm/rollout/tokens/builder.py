@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
 
 import msgspec
 
@@ -20,18 +21,32 @@ class Extension(msgspec.Struct, frozen=True):
     replaces: bool = False
 
 
-class Rendering(Protocol):
+class TokenBuilder(ABC):
     """The format of one policy. Pure: the same messages and ids give the same answer."""
 
+    @staticmethod
+    def load(folder: str | Path, *, renderer: str = "auto") -> TokenBuilder:
+        """The token builder of the policy in ``folder``.
+
+        ``renderer``: ``auto``, ``template`` (the folder's chat template), or a name of the library ``renderers``.
+        ``auto`` takes the library's renderer of the folder's model type only if it renders probe conversations to
+        the very ids that the chat template gives. Raises :class:`ConfigError`. Takes up to seconds: call it in a
+        thread.
+        """
+        from envfarm.rollout.tokens.load import load_token_builder
+
+        return load_token_builder(folder, renderer=renderer)
+
     @property
+    @abstractmethod
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end an assistant message."""
-        ...
 
+    @abstractmethod
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Ids of the first prompt, up to where the first answer begins."""
-        ...
 
+    @abstractmethod
     def extend(
         self,
         *,
@@ -46,10 +61,9 @@ class Rendering(Protocol):
         ``history`` are all messages before ``replies``, the assistant's (last) included. When ``output_ids`` does not
         end with a stop id, the missing end of turn is part of the extension.
         """
-        ...
 
+    @abstractmethod
     def parse(
         self, output_ids: list[int], *, prompt_ids: list[int], tools: Sequence[ToolSchema], truncated: bool
     ) -> AssistantMessage:
         """The assistant message that ``output_ids`` spell. Never raises on what a policy can sample."""
-        ...

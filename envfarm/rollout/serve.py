@@ -1,0 +1,87 @@
+"""Connects a worker to gateway and engines, and lets signals end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from envfarm.core.errors import ConfigError
+from envfarm.inference.pool import EnginePool
+from envfarm.rollout.ports import PolicySide
+from envfarm.rollout.tokens import TokenBuilder
+from envfarm.rollout.worker import Worker
+from envfarm.wire.channel import connect
+from envfarm.wire.episode_client import EpisodeClient
+from envfarm.wire.log_client import LogClient
+from envfarm.wire.run_client import RunClient
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the flags of ``envfarm worker`` say."""
+
+    gateway: str
+    run_id: str
+    engines: tuple[str, ...]
+    folder: Path
+    token_file: Path | None
+    concurrency: int
+    name: str
+    renderer: str
+    policy_name: str
+    grace_s: float
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Work until the run is over or a signal comes. Raises the farm's errors."""
+    tokens = await asyncio.to_thread(TokenBuilder.load, settings.folder, renderer=settings.renderer)
+    token = await asyncio.to_thread(_token, settings.token_file)
+    async with contextlib.AsyncExitStack() as stack:
+        channel = connect(settings.gateway, token=token)
+        stack.push_async_callback(channel.close)
+        runs = RunClient(channel)
+        await runs.get(settings.run_id)
+        side = PolicySide(
+            episodes=await stack.enter_async_context(EpisodeClient(channel)),
+            engine=await stack.enter_async_context(EnginePool(settings.engines, connections=settings.concurrency)),
+            tokens=tokens,
+            log=await stack.enter_async_context(LogClient(channel)),
+            name=settings.policy_name or settings.folder.resolve().name,
+        )
+        worker = Worker(
+            side,
+            runs,
+            run_id=settings.run_id,
+            name=settings.name,
+            concurrency=settings.concurrency,
+            grace_s=settings.grace_s,
+        )
+        with _drained_by_signals(worker):
+            await worker.run()
+
+
+@contextlib.contextmanager
+def _drained_by_signals(worker: Worker) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.drain)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file {file}: {error.strerror}; the gateway writes it into its --state folder"
+        ) from error
