@@ -1,0 +1,1 @@
+"""The gRPC server between policies and sandboxes: admission, routing, rewards, intake. A restart loses nothing."""

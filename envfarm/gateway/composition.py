@@ -1,0 +1,86 @@
+"""From one step to its reward: every part measured and stored, the weighted and capped ones summed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from envfarm.core import plugins
+from envfarm.core.rewards import RewardSettings, StepContext
+
+log = logging.getLogger(__name__)
+Part = Callable[[StepContext], float | None]
+
+
+class Composition:
+    """The parts of one run's or environment's settings; immutable, shared by its episodes."""
+
+    def __init__(self, parts: Mapping[str, Callable[..., float | None]], settings: RewardSettings) -> None:
+        self.settings = settings
+        self._parts: tuple[tuple[str, Part], ...] = tuple(
+            (name, partial(part, gamma=settings.gamma) if _takes_gamma(part) else part) for name, part in parts.items()
+        )
+        self.names = tuple(parts)
+        self._weights = tuple(
+            (name, weight, settings.caps.get(name, math.inf)) for name, weight in settings.weights.items()
+        )
+
+    def __call__(self, step: StepContext) -> tuple[dict[str, float | None], float | None]:
+        """Parts by name, and ``sum(weight * clip(part, -cap, cap))`` over those that were measured.
+
+        The environment's own signals stand beside the library's parts; one of the same name takes its place. The
+        reward is ``None`` when nothing weighted was measured. An outcome that is not trainable carries neither
+        parts nor a reward.
+        """
+        trainable = step.outcome is None or step.outcome.trainable
+        values: dict[str, float | None] = {
+            name: _measured(name, part, step) if trainable else None for name, part in self._parts
+        }
+        for name, value in step.signals.items():
+            values[name] = value if trainable else None
+        total: float | None = None
+        for name, weight, cap in self._weights:
+            value = values.get(name)
+            if value is not None:
+                total = (total or 0.0) + weight * max(-cap, min(cap, value))
+        return values, total
+
+
+class Compositions:
+    """Makes compositions from the registered parts (entry points ``envfarm.rewards``); equal settings share one."""
+
+    def __init__(self, parts: Mapping[str, Callable[..., float | None]] | None = None, *, most: int = 256) -> None:
+        self._parts = plugins.load_all("envfarm.rewards") if parts is None else parts
+        self._known: dict[Any, Composition] = {}
+        self._most = most
+
+    def of(self, settings: RewardSettings) -> Composition:
+        """The composition of ``settings``. A weight without a part is no error: a signal may have that name."""
+        key = (tuple(settings.weights.items()), tuple(settings.caps.items()), settings.gamma)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= self._most:
+                self._known.pop(next(iter(self._known)))
+            found = self._known[key] = Composition(self._parts, settings)
+        return found
+
+
+def _takes_gamma(part: Callable[..., Any]) -> bool:
+    try:
+        return "gamma" in inspect.signature(part).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _measured(name: str, part: Part, step: StepContext) -> float | None:
+    """The part's value; one that raises or is not finite was not measured."""
+    try:
+        value = part(step)
+    except Exception:
+        log.warning("reward part %r raised; this step goes without it", name, exc_info=True)
+        return None
+    return value if value is None or math.isfinite(value) else None

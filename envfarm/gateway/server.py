@@ -1,0 +1,175 @@
+"""The gateway as a process: everything wired together, served until it is told to stop, drained, let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from envfarm.core import plugins
+from envfarm.core.errors import ConfigError
+from envfarm.core.sandbox import Backend
+from envfarm.gateway.composition import Compositions
+from envfarm.gateway.episodes import Episodes
+from envfarm.gateway.handles import Signer
+from envfarm.gateway.hosts import host_pool
+from envfarm.gateway.intake import TrajectoryServicer
+from envfarm.gateway.run_service import RunServicer
+from envfarm.gateway.service import EpisodeServicer
+from envfarm.gateway.state import StateFolder, state_folder
+from envfarm.runs.registry import RunRegistry
+from envfarm.trajectories.sqlite_log import SqliteLog
+from envfarm.wire.auth import TokenInterceptor
+from envfarm.wire.channel import serve_options
+from envfarm.wire.v1 import episode_pb2, episode_pb2_grpc, run_pb2, run_pb2_grpc, trajectory_pb2, trajectory_pb2_grpc
+
+log = logging.getLogger(__name__)
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (episode_pb2, "EpisodeService"),
+        (trajectory_pb2, "TrajectoryService"),
+        (run_pb2, "RunService"),
+    )
+)
+DRAIN_SECONDS = 15.0
+CLOSE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """What ``envfarm gateway`` was told. Without ``environments``: every registered one."""
+
+    listen: str
+    state: Path
+    backend: str = "local"
+    environments: Sequence[str] = ()
+    slots: int = 256
+    hosts: int = 1
+    address_file: Path | None = None
+    keep_hosts: bool = False
+    drain_seconds: float = DRAIN_SECONDS
+
+
+async def run(options: GatewayOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Raises the farm's errors when it cannot start."""
+    stop = _Stop()
+    with state_folder(options.state) as folder:
+        server = grpc.aio.server(options=serve_options(), interceptors=[TokenInterceptor(folder.token)])
+        address = _bind(server, options.listen)
+        try:
+            async with _backend(options) as backend:
+                await _serve(stop, options, folder, server, address, backend)
+        except asyncio.CancelledError:
+            if not stop.asked.is_set():
+                raise
+
+
+class _Stop:
+    """SIGTERM and SIGINT: ends the start-up at once, and asks a gateway that serves to drain."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._starting = asyncio.current_task()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._ask)
+
+    def _ask(self) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            if self._starting is not None:
+                self._starting.cancel()
+
+    def started(self) -> None:
+        """From now on there is something to drain."""
+        self._starting = None
+
+
+async def _serve(
+    stop: _Stop,
+    options: GatewayOptions,
+    folder: StateFolder,
+    server: grpc.aio.Server,
+    address: str,
+    backend: Backend,
+) -> None:
+    async with asyncio.TaskGroup() as tasks, host_pool(backend, hosts=options.hosts) as pool:
+        episodes = Episodes(pool, Signer(folder.key), Compositions(), tasks)
+        async with _services(server, folder, episodes) as healthy:
+            await server.start()
+            _announce(options.address_file, address)
+            log.info("serving at %s: %s", address, ", ".join(sorted(pool.served)))
+            stop.started()
+            await stop.asked.wait()
+            log.info("draining: no new episodes; steps in flight have %g s", options.drain_seconds)
+            await healthy.enter_graceful_shutdown()
+            await episodes.drain(options.drain_seconds, "this gateway is shutting down; send it again")
+            await server.stop(0.5)
+
+
+@contextlib.asynccontextmanager
+async def _services(
+    server: grpc.aio.Server, folder: StateFolder, episodes: Episodes
+) -> AsyncIterator[health.aio.HealthServicer]:
+    """All services, added to ``server``; log and registry are closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        trajectories = await asyncio.to_thread(SqliteLog, folder.database)
+        stack.push_async_callback(trajectories.close)
+        registry = await asyncio.to_thread(RunRegistry, folder.database, episodes)
+        stack.push_async_callback(registry.close)
+        episode_pb2_grpc.add_EpisodeServiceServicer_to_server(EpisodeServicer(episodes), server)
+        trajectory_pb2_grpc.add_TrajectoryServiceServicer_to_server(TrajectoryServicer(trajectories), server)
+        run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(registry), server)
+        healthy = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        for name in SERVICES:
+            await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        yield healthy
+
+
+@contextlib.asynccontextmanager
+async def _backend(options: GatewayOptions) -> AsyncIterator[Backend]:
+    make = plugins.load("envfarm.backends", options.backend)
+    names = options.environments or plugins.names("envfarm.environments")
+    backend: Backend = make(options.state, environments=names, slots=options.slots, max_hosts=options.hosts)
+    try:
+        yield backend
+    finally:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await backend.close(keep_hosts=options.keep_hosts)
+        except TimeoutError:
+            log.error("the hosts did not end within %g s", CLOSE_SECONDS)  # noqa: TRY400 - the sentence is enough
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    """The address that is bound. Raises :class:`ConfigError` in one line when it cannot be."""
+    local = listen.startswith("unix:")
+    if not local and not listen.rpartition(":")[2].isdigit():
+        raise ConfigError(f"--listen {listen!r} is not an address; expected HOST:PORT, port 0 for any free one")
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError:
+        raise ConfigError(
+            f"cannot listen on {listen}: the address is in use (by another farm?) or not this machine's; "
+            "stop that one or choose another --listen"
+        ) from None
+    return listen if local else f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _announce(file: Path | None, address: str) -> None:
+    """Write the address, all at once."""
+    if file is not None:
+        scratch = file.with_name(f".{file.name}.{os.getpid()}")
+        scratch.write_text(address + "\n")
+        scratch.replace(file)

@@ -1,0 +1,112 @@
+"""``EpisodeService``: unary calls and ``Interact``, both over :class:`envfarm.gateway.episodes.Episodes`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from envfarm.core.errors import ConfigError, FarmError
+from envfarm.gateway.episodes import Episodes
+from envfarm.wire import mux
+from envfarm.wire.convert.tasks import task_to_pb
+from envfarm.wire.status import abort, to_status
+from envfarm.wire.v1 import episode_pb2 as pb
+from envfarm.wire.v1.episode_pb2_grpc import EpisodeServiceServicer
+
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+Answer = Callable[[pb.Reply], None]
+
+
+class EpisodeServicer(EpisodeServiceServicer):
+    """Serves one :class:`Episodes`. Names and arguments are gRPC's."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        self._episodes = episodes
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802
+        """What an environment offers."""
+        try:
+            found = self._episodes.describe(request.environment)
+        except FarmError as error:
+            await abort(context, error)
+        return pb.DescribeResponse(environments=[served.pb for served in found])
+
+    async def Tasks(self, request: pb.TasksRequest, context: Context) -> pb.TasksResponse:  # noqa: N802
+        """A page of tasks."""
+        page = self._episodes.tasks(request.environment, request.split, request.offset, request.limit)
+        return pb.TasksResponse(tasks=[task_to_pb(task) for task in await _reported(context, page)])
+
+    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:  # noqa: N802
+        """Start an episode."""
+        return await _reported(context, self._episodes.open(request, _left(context)))
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
+        """Take a step."""
+        return await _reported(context, self._step(request, _left(context)))
+
+    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:  # noqa: N802
+        """End an episode."""
+        return await _reported(context, self._episodes.close(request, _left(context)))
+
+    async def Interact(  # type: ignore[override]  # noqa: N802 - a coroutine that writes, not a generator
+        self, request_iterator: AsyncIterator[pb.InteractRequest], context: Context
+    ) -> None:
+        """Commands of many episodes on one stream."""
+        await mux.serve(request_iterator, context, self._begin, response=pb.InteractResponse, reply=pb.Reply)
+
+    def _begin(self, command: pb.Command, answer: Answer) -> Coroutine[Any, Any, pb.Reply] | None:
+        kind = command.WhichOneof("kind")
+        if kind == "step":
+            self._episodes.step(command.step, command.timeout_s, partial(_answer_step, answer))
+            return None
+        if kind == "open":
+            return self._open(command)
+        if kind == "close":
+            return self._close(command)
+        raise ConfigError("a command without a kind that this gateway knows; is the client newer?")
+
+    async def _open(self, command: pb.Command) -> pb.Reply:
+        return pb.Reply(open=await self._episodes.open(command.open, command.timeout_s))
+
+    async def _close(self, command: pb.Command) -> pb.Reply:
+        return pb.Reply(close=await self._episodes.close(command.close, command.timeout_s))
+
+    async def _step(self, request: pb.StepRequest, timeout: float) -> pb.StepResponse:
+        future: asyncio.Future[pb.StepResponse] = asyncio.get_running_loop().create_future()
+
+        def done(result: pb.StepResponse | FarmError) -> None:
+            if future.done():
+                return
+            if isinstance(result, FarmError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self._episodes.step(request, timeout, done)
+        return await future
+
+
+def _answer_step(answer: Answer, result: pb.StepResponse | FarmError) -> None:
+    if isinstance(result, FarmError):
+        answer(pb.Reply(error=to_status(result)))
+    else:
+        answer(pb.Reply(step=result))
+
+
+async def _reported(context: Context, work: Awaitable[T]) -> T:
+    """What ``work`` gives; its errors become the call's status."""
+    try:
+        return await work
+    except FarmError as error:
+        await abort(context, error)
+
+
+def _left(context: Context) -> float:
+    """Seconds until the client gives up; 0 when it set no deadline."""
+    left = context.time_remaining()
+    return max(left, 0.001) if left is not None else 0.0
