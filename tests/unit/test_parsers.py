@@ -151,6 +151,8 @@ CORPUS = [
     ),
     ('<tool_call>{"name": "f", "arguments": {"a": "' + "[" * 999 + '"}}</tool_call>', False, OK, 1, ""),
     ('<tool_call>{"name": "f", "arguments": {"a": "\ud800"}}</tool_call>', False, OK, 1, ""),
+    ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>', True, TRUNCATED, 0, "token limit"),
+    ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\', True, TRUNCATED, 0, "token limit"),
     ("<tool_call>\x00</tool_call>", False, SYNTAX, 0, "not valid JSON"),
 ]
 

@@ -25,7 +25,7 @@ _TAG = re.compile(r"</?tool_call>")
 # quote that its line does not close. JSON strings hold no line breaks.
 _STRING = r'"[^"\\\n]*(?:\\[^\n][^"\\\n]*)*'
 _BODY = re.compile(rf'(?:[^"<]+|{_STRING}"|<(?!/?tool_call>))*')
-_BROKEN_STRING = re.compile(_STRING)
+_BROKEN_STRING = re.compile(rf"{_STRING}\\?")  # even where the text ends on a backslash
 _SHAPE = 'write {"name": ..., "arguments": {...}} between the tool_call tags'
 
 
