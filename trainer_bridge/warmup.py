@@ -35,7 +35,7 @@ def warmup(
     """Supervised warm-up of a policy on demonstrations (loss on the assistant's tokens only)."""
     import torch
 
-    from trainer_bridge.warmup_data import encode, read_conversations, render
+    from trainer_bridge.warmup_data import Encoder, read_conversations, render
     from trainer_bridge.warmup_training import Recipe, fit
 
     started = time.monotonic()
@@ -44,7 +44,8 @@ def warmup(
     torch.manual_seed(seed)
     conversations = read_conversations(demonstrations)
     tokenizer, model = _load(policy) if policy else _make(conversations, vocabulary)
-    sequences = [encode(tokenizer, render(tokenizer, conversation)) for conversation in conversations]
+    encoder = Encoder(tokenizer)
+    sequences = [encoder.encode(render(tokenizer, conversation)) for conversation in conversations]
     learnt = sum(sum(sequence.learnt) for sequence in sequences)
     if not learnt:
         raise ConfigError(f"{demonstrations}: no assistant turn in the chat template's output (ChatML is expected)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -24,7 +24,7 @@ class Conversation(msgspec.Struct):
     """One line of a demonstrations file, in OpenAI's chat form."""
 
     messages: list[dict[str, Any]]
-    tools: list[dict[Any, Any] | Callable[..., Any]] = []
+    tools: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +54,31 @@ def read_conversations(path: Path) -> list[Conversation]:
 
 def render(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> str:
     """The conversation as the chat template writes it."""
-    text = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools or None, tokenize=False)
-    return str(text)
+    tools: list[Any] = list(conversation.tools)
+    return str(tokenizer.apply_chat_template(conversation.messages, tools=tools or None, tokenize=False))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, rendered: str) -> TrainingSequence:
-    """Token ids of a rendered ChatML conversation; the assistant's turns, end mark included, are to be learnt."""
-    ids = tokenizer.encode(rendered, add_special_tokens=False)
-    end = tokenizer.convert_tokens_to_ids(TURN_END)
-    opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
-    learnt = [False] * len(ids)
-    position = 0
-    while position < len(ids):
-        if ids[position : position + len(opening)] != opening:
-            position += 1
-            continue
-        position += len(opening)
+class Encoder:
+    """Rendered ChatML conversations to token ids; the assistant's turns, end marks included, are to be learnt."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
+        self._end = tokenizer.convert_tokens_to_ids(TURN_END)
+
+    def encode(self, rendered: str) -> TrainingSequence:
+        """Ids of the whole text at once: what a conversation's pieces give when they are encoded one by one."""
+        ids = self._tokenizer.encode(rendered, add_special_tokens=False)
+        learnt = [False] * len(ids)
+        position = 0
         while position < len(ids):
-            learnt[position] = True
-            position += 1
-            if ids[position - 1] == end:
-                break
-    return TrainingSequence(ids, learnt)
+            after = position + len(self._opening)
+            if ids[position:after] != self._opening:
+                position += 1
+                continue
+            position = ids.index(self._end, after) + 1 if self._end in ids[after:] else len(ids)
+            learnt[after:position] = [True] * (position - after)
+        return TrainingSequence(ids, learnt)
 
 
 def batches_by_length(
