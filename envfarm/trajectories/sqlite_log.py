@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,9 +30,13 @@ _MAX_GROUP = 65_536
 class SqliteLog:
     """A ``TrajectoryLog`` in one file. Used from one event loop; several processes may open the same file."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Open or create ``path``. Does file I/O. Raises ``LogError`` or ``ConfigError``."""
+    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
+        """Open or create ``path``. Does file I/O. Raises ``LogError`` or ``ConfigError``.
+
+        ``clock`` gives seconds since the epoch: when a group last got a record.
+        """
         self._database = Database.shared(Path(path))
+        self._clock = clock
 
     async def append(self, records: Sequence[LogRecord]) -> Sequence[Appended]:
         """Store ``records``, all or none; returns when they are on disk, in the order given.
@@ -45,7 +49,7 @@ class SqliteLog:
         for record in records:
             _check(record)
         size = sum(len(record.payload) + _HEADER_BYTES for record in records)
-        now = time.time()
+        now = self._clock()
         return await self._database.write(lambda connection: _append(connection, records, now), size=size)
 
     async def groups(self, run_id: str, *, purpose: Purpose, after: int, limit: int, timeout: float) -> Sequence[Group]:
