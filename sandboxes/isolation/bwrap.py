@@ -50,9 +50,12 @@ def require_bwrap() -> str:
 
 
 def command(
-    argv: Sequence[str], *, workspace: Path, profile: SandboxProfile, env: Mapping[str, str] | None
+    argv: Sequence[str], *, workspace: Path, profile: SandboxProfile, env: Mapping[str, str] | None, before: str = ""
 ) -> list[str]:
-    """``argv`` wrapped: what to start on the host."""
+    """``argv`` wrapped: what to start on the host. ``before`` is shell code to run first, inside.
+
+    A shell is process 1 in there: it takes in orphans, and signals keep their meaning for ``argv``.
+    """
     path = require_bwrap()
     words = [path, *_fixed(path, network=profile.network)]
     size = str(profile.disk_bytes)
@@ -61,7 +64,7 @@ def command(
     words += ["--remount-ro", "/dev", "--remount-ro", "/"]
     for name, value in {**_environment(), **(env or {})}.items():
         words += ["--setenv", name, value]
-    return [*words, "--", *argv]
+    return [*words, "--", "/bin/sh", "-c", f'{before}"$@"; exit $?', "sh", *argv]
 
 
 def _environment() -> dict[str, str]:
@@ -84,7 +87,9 @@ def _features(path: str) -> str:
 @cache
 def _fixed(path: str, *, network: bool) -> tuple[str, ...]:
     """All but the workspace, sizes and variables."""
-    words = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    # As process 1, so that bubblewrap itself waits for the end of the namespace: nothing of it outlives the command.
+    words = ["--unshare-all", "--unshare-user", "--as-pid-1", "--die-with-parent", "--new-session"]
+    words += ["--cap-drop", "ALL", "--clearenv"]
     words += ["--uid", str(_SUID), "--gid", str(_SUID), "--hostname", "sandbox"]
     if "--disable-userns" in _features(path):
         words.append("--disable-userns")

@@ -20,7 +20,7 @@ from sandboxes.isolation.workspace import Workspace
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16
 _DISK_WATCH_SECONDS = 0.1
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 2.0
 
 
 class SlotSandbox:
@@ -105,7 +105,7 @@ class SlotSandbox:
             close_fds=True,
             cwd=self._workspace.path,
         )
-        run = _Run(process, self._profile.output_bytes)
+        run = _Run(process, self._profile.output_bytes, namespace=self._profile.isolation is Isolation.BWRAP)
         try:
             timed_out = await run.finish(stdin, limit, self._too_big)
         finally:
@@ -129,16 +129,15 @@ class SlotSandbox:
             inner = ["/usr/bin/env", *(f"{k}={v}" for k, v in (env or {}).items()), *argv]
         else:
             inner = bwrap.command(
-                self._bounded_inside(argv), workspace=self._workspace.path, profile=self._profile, env=env
+                argv, workspace=self._workspace.path, profile=self._profile, env=env, before=self._bounds_inside()
             )
         return ["/bin/sh", "-c", self._bounds(seconds) + 'exec "$@"', "sh", *inner]
 
-    def _bounded_inside(self, argv: Sequence[str]) -> list[str]:
+    def _bounds_inside(self) -> str:
         if "pids" in self.controls or os.geteuid() == 0:  # root's processes are not counted by the rlimit
-            return list(argv)
+            return ""
         # Inside the user namespace, where the kernel counts only the sandbox's own processes.
-        set_limit = f'ulimit -u {self._profile.pids} 2>/dev/null || ulimit -p {self._profile.pids}; exec "$@"'
-        return ["/bin/sh", "-c", set_limit, "sh", *argv]
+        return f"ulimit -p {self._profile.pids} 2>/dev/null || ulimit -u {self._profile.pids}; "
 
     def _bounds(self, seconds: float) -> str:
         profile = self._profile
@@ -159,8 +158,9 @@ class SlotSandbox:
 class _Run:
     """One command that runs: feeds it, reads it, kills it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output_bytes: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output_bytes: int, *, namespace: bool) -> None:
         self._process = process
+        self._gently = namespace
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
         self._flood = FLOOD_FACTOR * output_bytes
 
@@ -203,16 +203,27 @@ class _Run:
                 return
 
     def _signal(self) -> None:
+        """Kill bubblewrap's child, process 1 of the namespace, so that bubblewrap can wait for the end of all of it."""
+        inside = _children(self._process.pid) if self._gently else []
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not inside:
+            self._signal_group()
+
+    def _signal_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def kill(self) -> None:
         """Whatever happened, the whole process group is gone afterwards (the namespace's first process with it)."""
         if self._process.returncode is None:
-            self._signal()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_KILL_SECONDS):
-                    await asyncio.shield(self._process.wait())
+            for end in (self._signal, self._signal_group):
+                end()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_KILL_SECONDS):
+                        await asyncio.shield(self._process.wait())
+                        break
         transport = getattr(self._process, "_transport", None)
         if transport is not None:
             transport.close()  # pipes that a grandchild might still hold
@@ -228,6 +239,13 @@ class _Run:
             timed_out=timed_out,
             seconds=seconds,
         )
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def slot_sandbox(base: Path, slot: str, profile: SandboxProfile) -> SlotSandbox:

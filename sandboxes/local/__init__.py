@@ -1,0 +1,1 @@
+"""Hosts as processes of this machine."""

@@ -1,0 +1,270 @@
+"""The local backend: each host is a process of this machine behind a unix socket that only its owner can reach.
+
+Hosts do not die with the gateway: a new one adopts them, and one that no gateway contacts ends itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc.aio
+import msgspec
+import psutil
+
+from envfarm.core.errors import IsolationError, SandboxError
+from envfarm.core.ids import new_id
+from envfarm.core.sandbox import Host, HostState, Isolation, SandboxProfile
+from envfarm.wire.channel import connect
+from envfarm.wire.v1 import host_pb2, host_pb2_grpc
+from sandboxes.isolation.bwrap import require_bwrap
+from sandboxes.local.process import HostProcess, last_lines
+from sandboxes.local.record import HostFolder, HostRecord
+
+log = logging.getLogger(__name__)
+LEASE_SECONDS = 60.0
+READY_SECONDS = 60.0
+ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_WATCH_QUEUE = 1024
+
+
+class _Entry:
+    """A host that this backend looks after."""
+
+    def __init__(self, record: HostRecord, process: HostProcess, host: Host) -> None:
+        self.record = record
+        self.process = process
+        self.host = host
+        self.watcher: asyncio.Task[None] | None = None
+
+
+class LocalBackend:
+    """Makes up to ``max_hosts`` host processes with ``slots`` slots each, all serving ``environments``.
+
+    ``lease``: seconds without any gateway after which a host ends itself.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        environments: Sequence[str],
+        slots: int,
+        max_hosts: int = 1,
+        lease: float = LEASE_SECONDS,
+    ) -> None:
+        self._folder = HostFolder(state_dir)
+        self._environments = tuple(environments)
+        self._slots = slots
+        self._max_hosts = max_hosts
+        self._lease = lease
+        self._entries: dict[str, _Entry] = {}
+        self._starting = 0
+        self._watchers: set[asyncio.Queue[Host]] = set()
+        self._adopted = False
+        self._lock = asyncio.Lock()
+
+    async def acquire(self, profile: SandboxProfile) -> Host:
+        """A new host process. Raises :class:`SandboxError` with the cause when none can be had."""
+        if profile.isolation not in (Isolation.NONE, Isolation.BWRAP):
+            raise IsolationError(
+                f"the local backend isolates with bwrap, not {profile.isolation.value}; "
+                "use another backend or set the profile's isolation to bwrap"
+            )
+        await self._adopt()
+        if len(self._entries) + self._starting >= self._max_hosts:
+            raise SandboxError(f"the local backend has its {self._max_hosts} hosts already; raise max_hosts")
+        return await self._start()
+
+    async def release(self, host_id: str) -> None:
+        """End a host and all that it owns."""
+        await self._adopt()
+        entry = self._entries.get(host_id)
+        if entry is not None:
+            await self._end(entry, "released")
+
+    async def recycle(self, host_id: str, cause: str) -> Host:
+        """Replace a host; the old one is gone when this returns."""
+        await self.release(host_id)
+        log.info("host %s is replaced: %s", host_id, cause)
+        return await self._start()
+
+    async def list(self) -> Sequence[Host]:
+        """Hosts that run, those adopted from an earlier process included."""
+        await self._adopt()
+        return [entry.host for entry in self._entries.values()]
+
+    async def watch(self) -> AsyncIterator[Host]:
+        """Every change of a host's state, from now on."""
+        queue: asyncio.Queue[Host] = asyncio.Queue(_WATCH_QUEUE)
+        self._watchers.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.discard(queue)
+
+    async def close(self, *, keep_hosts: bool = False) -> None:
+        """End every host, or (``keep_hosts``) stop watching them. Raises when a process stays."""
+        await self._adopt()
+        entries = [*self._entries.values()]
+        if not keep_hosts:
+            await asyncio.gather(*(self._end(entry, "the backend was closed") for entry in entries))
+            return
+        for entry in entries:
+            self._entries.pop(entry.record.id, None)
+            await self._stop_watching(entry)
+            entry.process.forget()
+
+    # Starting
+
+    async def _start(self) -> Host:
+        self._starting += 1
+        try:
+            host_id = new_id("host")
+            record, process = await asyncio.to_thread(self._spawn, host_id)
+            entry = self._take(record, HostProcess(process.pid, process), HostState.STARTING)
+            try:
+                await self._until_ready(entry)
+            except BaseException as error:
+                await asyncio.shield(self._end(entry, f"it did not start: {error}"))
+                raise
+        finally:
+            self._starting -= 1
+        return self._change(entry, HostState.READY, "")
+
+    def _spawn(self, host_id: str) -> tuple[HostRecord, subprocess.Popen[bytes]]:
+        self._folder.prepare()
+        socket, folder = self._folder.socket(host_id)
+        argv = [sys.executable, "-m", "sandboxes.host", "--id", host_id, "--listen", f"unix:{socket}"]
+        argv += ["--slots", str(self._slots), "--lease", str(self._lease)]
+        argv += ["--address-file", str(self._folder.address_file(host_id))]
+        for name in self._environments:
+            argv += ["--environment", name]
+        with self._folder.log(host_id).open("ab") as sink:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
+            )
+        record = HostRecord(
+            id=host_id,
+            pid=process.pid,
+            started=psutil.Process(process.pid).create_time(),
+            address=f"unix:{socket}",
+            environments=self._environments,
+            slots=self._slots,
+            folder=folder,
+        )
+        self._folder.write(record)
+        return record, process
+
+    async def _until_ready(self, entry: _Entry) -> None:
+        file = self._folder.address_file(entry.record.id)
+        log_file = self._folder.log(entry.record.id)
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while not await asyncio.to_thread(file.exists):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_POLL_SECONDS):
+                            await entry.process.ended.wait()
+                    if entry.process.ended.is_set():
+                        tail = await asyncio.to_thread(last_lines, log_file)
+                        raise SandboxError(
+                            f"host {entry.record.id} did not start: {entry.process.status}; {log_file} ends:\n  {tail}"
+                        )
+        except TimeoutError:
+            raise SandboxError(
+                f"host {entry.record.id} does not serve after {READY_SECONDS:g} s; see {log_file}"
+            ) from None
+
+    # Adoption
+
+    async def _adopt(self) -> None:
+        """Once: take over what an earlier gateway left, end what cannot be used, forget what is dead."""
+        async with self._lock:
+            if self._adopted:
+                return
+            await asyncio.to_thread(self._folder.prepare)
+            for record in await asyncio.to_thread(self._folder.records):
+                await self._adopt_one(record)
+            self._adopted = True
+
+    async def _adopt_one(self, record: HostRecord) -> None:
+        if not record.alive():
+            await asyncio.to_thread(self._folder.forget, record)
+            return
+        entry = self._take(record, HostProcess(record.pid), HostState.READY)
+        fits = record.environments == self._environments and record.slots == self._slots
+        if not fits or len(self._entries) > self._max_hosts or not await _answers(record):
+            await self._end(entry, "left by an earlier gateway and of no use to this one")
+            return
+        log.info("host %s (process %d) was adopted", record.id, record.pid)
+
+    # Bookkeeping
+
+    def _take(self, record: HostRecord, process: HostProcess, state: HostState) -> _Entry:
+        host = Host(id=record.id, address=record.address, slots=record.slots, state=state, isolation=_isolation())
+        entry = self._entries[record.id] = _Entry(record, process, host)
+        entry.watcher = asyncio.create_task(self._watch_end(entry), name=f"watch {record.id}")
+        self._tell(host)
+        return entry
+
+    async def _watch_end(self, entry: _Entry) -> None:
+        await entry.process.ended.wait()
+        tail = await asyncio.to_thread(last_lines, self._folder.log(entry.record.id), 2)
+        await self._gone(entry, f"{entry.process.status}: {tail}")
+
+    async def _gone(self, entry: _Entry, cause: str) -> None:
+        if self._entries.pop(entry.record.id, None) is not None:
+            await asyncio.to_thread(self._folder.forget, entry.record)
+            self._change(entry, HostState.GONE, cause)
+
+    async def _end(self, entry: _Entry, cause: str) -> None:
+        await self._stop_watching(entry)
+        if entry.record.id in self._entries:
+            self._change(entry, HostState.DRAINING, cause)
+            await entry.process.end()
+            await self._gone(entry, cause)
+
+    async def _stop_watching(self, entry: _Entry) -> None:
+        if entry.watcher is not None:
+            entry.watcher.cancel()
+            await asyncio.wait([entry.watcher])
+            entry.watcher = None
+
+    def _change(self, entry: _Entry, state: HostState, cause: str) -> Host:
+        entry.host = msgspec.structs.replace(entry.host, state=state, cause=cause)
+        self._tell(entry.host)
+        return entry.host
+
+    def _tell(self, host: Host) -> None:
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()  # a watcher that does not read sees the latest changes, not all
+            queue.put_nowait(host)
+
+
+def _isolation() -> Isolation:
+    try:
+        require_bwrap()
+    except IsolationError:
+        return Isolation.NONE
+    return Isolation.BWRAP
+
+
+async def _answers(record: HostRecord) -> bool:
+    channel = connect(record.address)
+    try:
+        stub = host_pb2_grpc.HostServiceStub(channel)
+        response = await stub.Inspect(host_pb2.InspectRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True)
+    except grpc.aio.AioRpcError:
+        return False
+    else:
+        return bool(response.host_id == record.id)
+    finally:
+        await channel.close()

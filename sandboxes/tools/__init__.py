@@ -1,0 +1,1 @@
+"""Toolsets that several environments share."""
