@@ -134,7 +134,8 @@ class Runner:
         self._ticking: asyncio.TimerHandle | None = None
         self._wake_asked = False
         self.unfinished = 0
-        self._primary = self._start_worker()
+        self._primary: _Worker
+        self._start_worker()
 
     @property
     def threads(self) -> int:
@@ -171,12 +172,12 @@ class Runner:
 
     # Runner threads
 
-    def _start_worker(self) -> _Worker:
+    def _start_worker(self) -> None:
         worker = _Worker()
         worker.thread = threading.Thread(target=self._work, args=(worker,), name="environment code", daemon=True)
         self._workers.append(worker)
+        self._primary = worker  # before it runs: it leaves when it finds another in its place
         worker.thread.start()
-        return worker
 
     def _work(self, worker: _Worker) -> None:
         try:
@@ -275,7 +276,7 @@ class Runner:
         self._ticking = self._loop.call_later(TICK_SECONDS, self._tick) if self.unfinished else None
 
     def _promote(self) -> None:
-        self._primary = self._start_worker()
+        self._start_worker()
         self._wake.put(True)
 
     def _overdue(self, worker: _Worker, job: Job, now: float) -> None:
