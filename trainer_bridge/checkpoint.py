@@ -7,8 +7,11 @@ together, which is what makes a resumed trainer train each trajectory at most on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -39,13 +42,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 def write_shards(model: nn.Module, optimiser: Optimizer, folder: Path) -> None:
     """Write this rank's shards of model and optimiser. Collective."""
     weights, moments = get_state_dict(model, optimiser)
-    save({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    with _quiet():
+        save({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
 def read_shards(model: nn.Module, optimiser: Optimizer, folder: Path) -> None:
     """Load model and optimiser, resharded to the present ranks. Collective."""
     weights, moments = get_state_dict(model, optimiser)
-    load({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
+    with _quiet():
+        load({"model": weights, "optimiser": moments}, checkpoint_id=folder, no_dist=not dist.is_initialized())
     set_state_dict(model, optimiser, model_state_dict=weights, optim_state_dict=moments)
 
 
@@ -89,6 +94,14 @@ def latest(root: Path, run_id: str) -> tuple[Path, Place] | None:
             f"{folders[-1]} is a checkpoint of run {place.run_id}, not of {run_id}; give that run, or another --out"
         )
     return folders[-1], place
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """DCP warns whenever there is no process group, also when it was told that there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _sync(path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from envfarm.core.deadline import Deadline
 from envfarm.core.engine import Engine
-from envfarm.core.errors import EngineError, FarmError, Unavailable
+from envfarm.core.errors import EngineError, Unavailable
 
 log = logging.getLogger(__name__)
-UPDATE_SECONDS = 300.0
+UPDATE_SECONDS = 120.0
 RETRY_SECONDS = 1.0
 
 
@@ -104,13 +104,7 @@ class Publisher:
 def version_after_start(registered: int, restored: int) -> int:
     """The version under which a starting trainer's weights go out, given the registry's and its own.
 
-    Equal: these are the weights that the farm knows by that number. A registry that is ahead knows weights of a
-    lineage that was lost, so the restored ones need a number of their own. Raises ``FarmError`` when the registry is
-    behind, which only another registry's run can be.
+    A registry that is ahead knows weights of a lineage that was lost, so the restored ones need a number of their own.
+    One that is behind was not told of the last version before the trainer ended, and is told now.
     """
-    if registered < restored:
-        raise FarmError(
-            f"the run is at version {registered}, this trainer at {restored}: the run's registry lost versions; "
-            "start a new run from the newest weights folder"
-        )
-    return restored if registered == restored else registered + 1
+    return restored if registered <= restored else registered + 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from envfarm.core.errors import ConfigError
 from envfarm.core.run import RunSettings
 from envfarm.core.trajectory import Purpose
 from trainer_bridge.advantages import Advantage
@@ -57,7 +58,16 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int = 64
 
     def for_run(self, run: RunSettings) -> DataSettings:
-        """The same with the run's values filled in. Stored data of another purpose has no staleness bound by itself."""
+        """The same with the run's values filled in. Stored data of another purpose has no staleness bound by itself.
+
+        Raises ``ConfigError`` for more groups per version than the run hands out before one of them is trained.
+        """
+        ahead = run.groups_per_version * (1 + run.staleness)
+        if self.purpose == "train" and (self.groups_per_version or 0) > ahead:
+            raise ConfigError(
+                f"--groups {self.groups_per_version}: the run hands out at most {ahead} groups ahead of its trainer "
+                "(groups_per_version x (1 + staleness)); give fewer, or create a run with a larger window"
+            )
         bound = run.staleness if self.purpose == "train" else None
         return msgspec.structs.replace(
             self,
