@@ -15,8 +15,9 @@ class KVBuffer:
         self, *, layers: int, slots: int, kv_heads: int, context: int, head_dim: int, dtype: torch.dtype
     ) -> None:
         shape = (layers, slots, kv_heads, context, head_dim)
-        self.keys = torch.empty(shape, dtype=dtype)
-        self.values = torch.empty(shape, dtype=dtype)
+        # Zeros, not empty: a masked position weighs 0, and 0 times a NaN left in fresh memory is NaN.
+        self.keys = torch.zeros(shape, dtype=dtype)
+        self.values = torch.zeros(shape, dtype=dtype)
         self._layers = [(self.keys[i], self.values[i]) for i in range(layers)]
 
     @staticmethod
@@ -38,6 +39,11 @@ class KVBuffer:
         if length > 0 and source != target:
             self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
             self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot, so that numbers that are not finite cannot reach its next row."""
+        self.keys[:, slot] = 0
+        self.values[:, slot] = 0
 
     def swap(self, a: int, length_a: int, b: int, length_b: int) -> None:
         """Exchange two slots of which ``length_a`` and ``length_b`` positions are in use."""

@@ -56,6 +56,8 @@ class Request:
 
     def version_spans(self) -> list[tuple[str, int, int]]:
         """(version, start, end) over the output tokens, without gaps; none when nothing was sampled."""
+        if not self.spans:
+            return []
         total = len(self.tokens) - self.prompt_length
         bounds = [*(start for _, start in self.spans[1:]), total]
         spans = [(version, start, end) for (version, start), end in zip(self.spans, bounds, strict=True)]

@@ -100,6 +100,13 @@ class Rows:
             self._empty(slot)
         return request
 
+    def fail(self, slot: int) -> Request:
+        """Take a request whose last token has no finite score off its row, without that token."""
+        self.length[slot] -= 1
+        request = self.leave(slot, keep=False)
+        self.kv.clear(self.active)  # where leave() put the row
+        return request
+
     def drop_idle(self) -> None:
         """Forget every row that nobody runs: after a change of weights, none of them may be used again."""
         for slot in range(self.active, self.slots):

@@ -32,7 +32,7 @@ def sample(
     """Token ids (B,) and their log-probabilities (B,) from ``logits`` (B, V).
 
     Log-probabilities are log-softmax after temperature, before top-p and top-k. Temperature 0 is greedy and scored
-    at temperature 1, as SGLang does. ``top_k`` below 1 means all.
+    at temperature 1, as SGLang does. ``top_k`` below 1 means all. A NaN among the logits makes the score NaN.
     """
     greedy = temperature <= 0.0
     any_greedy = bool(greedy.any())
@@ -45,7 +45,7 @@ def sample(
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     # right=True: the first token whose cumulative mass exceeds the target, so never one of probability zero.
     target = uniform[:, None] * cumulative[:, -1:]
-    ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    ids = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
     if any_greedy:
         ids = torch.where(greedy, logprobs.argmax(-1), ids)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1)

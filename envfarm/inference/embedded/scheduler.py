@@ -228,10 +228,21 @@ class Scheduler:
         rows.length[ready] += 1
         self.counters.generation_tokens += len(ready)
         stopped = (rows.stops[ready] == tokens[:, None]).any(1)
-        over = stopped | (rows.length[ready] >= rows.limit[ready])
-        return [
-            self._finish(int(ready[i]), int(tokens[i]), stopped=bool(stopped[i])) for i in np.flatnonzero(over)[::-1]
+        broken = ~np.isfinite(rows.logprobs[ready, place])
+        over = stopped | broken | (rows.length[ready] >= rows.limit[ready])
+        return [  # from the end, since a row that leaves is replaced by the last one
+            self._broken(int(ready[i]))
+            if broken[i]
+            else self._finish(int(ready[i]), int(tokens[i]), stopped=bool(stopped[i]))
+            for i in np.flatnonzero(over)[::-1]
         ]
+
+    def _broken(self, slot: int) -> Request:
+        request = self.rows.fail(slot)
+        request.finish = "abort"
+        request.detail = f"weight version {self.version} gives logits that are not finite; the model has diverged"
+        self.counters.aborted += 1
+        return request
 
     def _finish(self, slot: int, token: int, *, stopped: bool) -> Request:
         request = self.rows.leave(slot, keep=True)
