@@ -25,6 +25,7 @@ CREATE TABLE groups (
     group_id TEXT NOT NULL,
     size INTEGER NOT NULL,
     members INTEGER NOT NULL DEFAULT 0,
+    bytes INTEGER NOT NULL DEFAULT 0,
     position INTEGER,
     updated_at REAL NOT NULL,
     UNIQUE (run_id, purpose, group_id)

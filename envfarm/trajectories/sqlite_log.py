@@ -21,7 +21,8 @@ from envfarm.core.outcome import OutcomeKind
 from envfarm.core.trajectory import Purpose, TrajectoryHeader
 from envfarm.storage.database import Database
 
-RECORD_BYTES = 64 * 1024 * 1024
+GROUP_BYTES = 60 * 1024 * 1024
+"""Most payload of one group: it is handed to a consumer in one message."""
 _PAGE_BYTES = 16 * 1024 * 1024  # groups read at once, beyond the first
 _HEADER_BYTES = 512  # about what a header and its index entries take
 _MAX_GROUP = 65_536
@@ -100,8 +101,6 @@ def _check(record: LogRecord) -> None:
         )
     if header.purpose not in ("train", "evaluate", "collect"):
         raise LogError(f"record {header.id} has purpose {header.purpose!r}; expected train, evaluate or collect")
-    if len(record.payload) > RECORD_BYTES:
-        raise LogError(f"record {header.id} has {len(record.payload)} bytes, at most {RECORD_BYTES} are stored")
 
 
 def _append(connection: sqlite3.Connection, records: Sequence[LogRecord], now: float) -> list[Appended]:
@@ -113,7 +112,7 @@ def _insert(connection: sqlite3.Connection, record: LogRecord, now: float) -> bo
     header = record.header
     if connection.execute("SELECT 1 FROM records WHERE id = ?", (header.id,)).fetchone():
         return False
-    gid, size, members, position = _group_of(connection, header, now)
+    gid, size, members, position = _group_of(connection, record, now)
     counted = header.final and position is None and not _has_member(connection, gid, header.member)
     connection.execute(
         "INSERT INTO records (id, run_id, gid, member, counted, header, payload) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -127,33 +126,43 @@ def _insert(connection: sqlite3.Connection, record: LogRecord, now: float) -> bo
             record.payload,
         ),
     )
-    whole = counted and members + 1 == size
-    if counted:
-        connection.execute("UPDATE groups SET members = members + 1 WHERE gid = ?", (gid,))
+    if not counted:
+        _add_totals(connection, record, whole=False)
+        return True
+    connection.execute(
+        "UPDATE groups SET members = members + 1, bytes = bytes + ? WHERE gid = ?", (len(record.payload), gid)
+    )
+    whole = members + 1 == size
     if whole:
         connection.execute(
             "UPDATE groups SET position = (SELECT coalesce(max(position), 0) + 1 FROM groups"
             " WHERE run_id = ? AND purpose = ? AND position IS NOT NULL) WHERE gid = ?",
             (header.run_id, header.purpose, gid),
         )
-    _add_totals(connection, record, whole)
+    _add_totals(connection, record, whole=whole)
     return True
 
 
-def _group_of(connection: sqlite3.Connection, header: TrajectoryHeader, now: float) -> tuple[int, int, int, int | None]:
+def _group_of(connection: sqlite3.Connection, record: LogRecord, now: float) -> tuple[int, int, int, int | None]:
     """(gid, size, members, position) of the record's group, made when it is the first of its group."""
-    row: tuple[int, int, int, int | None] = connection.execute(
+    header = record.header
+    gid, size, members, stored, position = connection.execute(
         "INSERT INTO groups (run_id, purpose, group_id, size, updated_at) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (run_id, purpose, group_id) DO UPDATE SET updated_at = excluded.updated_at"
-        " RETURNING gid, size, members, position",
+        " RETURNING gid, size, members, bytes, position",
         (header.run_id, header.purpose, header.group_id, header.group_size, now),
     ).fetchone()
-    if row[1] != header.group_size:
+    if size != header.group_size:
         raise LogError(
             f"record {header.id} says that group {header.group_id} has {header.group_size} members, "
-            f"its first record said {row[1]}"
+            f"its first record said {size}"
         )
-    return row
+    if stored + len(record.payload) > GROUP_BYTES:
+        raise LogError(
+            f"group {header.group_id} would take {stored + len(record.payload)} bytes with record {header.id}, "
+            f"{GROUP_BYTES} are allowed: lower the group size or Limits.context_tokens"
+        )
+    return gid, size, members, position
 
 
 def _has_member(connection: sqlite3.Connection, gid: int, member: int) -> bool:
@@ -161,7 +170,7 @@ def _has_member(connection: sqlite3.Connection, gid: int, member: int) -> bool:
     return connection.execute(query, (gid, member)).fetchone() is not None
 
 
-def _add_totals(connection: sqlite3.Connection, record: LogRecord, whole: bool) -> None:
+def _add_totals(connection: sqlite3.Connection, record: LogRecord, *, whole: bool) -> None:
     outcome = record.header.outcome
     connection.execute(
         "INSERT INTO totals (run_id, records, trainable, infra_failed, groups, bytes) VALUES (?, 1, ?, ?, ?, ?)"
