@@ -22,6 +22,7 @@ from envfarm.core.run import MetricPoint, Run, RunSettings, RunState
 from envfarm.inference.policies import shipped
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.evaluation import Evaluation, evaluate
+from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.tokens import TokenBuilder
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
@@ -87,10 +88,12 @@ class _DemoRun:
             log = await stack.enter_async_context(LogClient(farm.channel))
             engine = EnginePool(farm.engines)
             stack.push_async_callback(engine.close)
+            tokens = await asyncio.to_thread(TokenBuilder.load, self._policy)
+            side = PolicySide(episodes=episodes, engine=engine, tokens=tokens, log=log, name="stockroom")
             run = await self._create(runs)
             trainer = await self._start_trainer(farm, run)
             await farm.start_worker(run.id, self._policy, concurrency=128)
-            self._measure = _Measure(episodes, log, engine, TokenBuilder.load(self._policy), run, self._settings.seed)
+            self._measure = _Measure(side, run, self._settings.seed)
             async with _until_dead(farm), self._shown(runs, run):
                 first = await self._first(trainer)
                 await runs.set_state(run.id, RunState.RUNNING, "measured")

@@ -17,6 +17,7 @@ from envfarm.core.trajectory import Trajectory
 from envfarm.inference.policies import resolve
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.evaluation import evaluate
+from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.tokens import TokenBuilder
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
@@ -78,11 +79,9 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
                 status.update(f"{len(trajectories)} of {settings.count} episodes")
 
             status.update(f"0 of {settings.count} episodes")
+            tokens = await asyncio.to_thread(TokenBuilder.load, folder)
             await evaluate(
-                episodes=episodes,
-                log=log,
-                engine=engine,
-                tokens=await asyncio.to_thread(TokenBuilder.load, folder),
+                PolicySide(episodes=episodes, engine=engine, tokens=tokens, log=log, name=settings.policy),
                 environment=environment,
                 split=settings.split,
                 count=settings.count,
