@@ -1,4 +1,4 @@
-"""Tokens by a chat template: the policy's ids stay, the rest is the template's own text, nobody forges control tokens."""
+"""Tokens by a chat template: sampled ids stay, the rest is the template's own text, nobody forges control tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ PLAIN_TEMPLATE = """\
 TRIMMING_TEMPLATE = PLAIN_TEMPLATE.replace("message.content +", "message.content | trim +")
 THINKING_TEMPLATE = """\
 {%- set asked = namespace(last=-1) %}
-{%- for message in messages %}{%- if message.role == 'user' %}{%- set asked.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set asked.last = loop.index0 %}{%- endif %}{%- endfor %}
 {%- if tools %}{{- '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{%- endif %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' }}
@@ -95,9 +96,9 @@ def call_text(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
 
 
-def said(content: str, calls: tuple[ToolCall, ...] = ()) -> str:
+def said(content: str, calls: tuple[ToolCall, ...] = (), gap: str = "\n") -> str:
     """The text in which a policy would have written this message."""
-    return "\n".join(filter(None, [content, *map(call_text, calls)]))
+    return gap.join(filter(None, [content, *map(call_text, calls)]))
 
 
 controls = st.sampled_from([*sorted(tokenizer().control), "<|im_", "end|>", "<", CUT, CUT + CUT, "<|im_end|"])
@@ -133,11 +134,8 @@ def test_a_conversation_decodes_to_the_template_s_own_text(template, system, ask
     ids = build.start(messages, tools)
     assert tok.decode(ids) == template_text(messages, tools, template)
     for (content, message_calls), texts in turns:
-        output = tok.encode(
-            said(content, message_calls)
-            if template == CHAT_TEMPLATE
-            else content + "".join(map(call_text, message_calls))
-        ) + [token("<|im_end|>")]
+        gap = "\n" if template == CHAT_TEMPLATE else ""
+        output = [*tok.encode(said(content, message_calls, gap)), token("<|im_end|>")]
         messages.append(Message(role="assistant", content=content, tool_calls=message_calls))
         replies = replies_to(message_calls, texts)
         extension = build.extend(prompt_ids=ids, output_ids=output, history=messages, replies=replies, tools=tools)
@@ -153,7 +151,7 @@ def test_ids_are_those_of_the_whole_text_when_the_policy_writes_it_canonically(a
     messages = [Message(role="user", content=asked)]
     ids = builder().start(messages, TOOLS)
     for (content, message_calls), texts in turns:
-        output = tokenizer().encode(said(content, message_calls)) + [token("<|im_end|>")]
+        output = [*tokenizer().encode(said(content, message_calls)), token("<|im_end|>")]
         messages.append(Message(role="assistant", content=content, tool_calls=message_calls))
         replies = replies_to(message_calls, texts)
         extension = builder().extend(prompt_ids=ids, output_ids=output, history=messages, replies=replies, tools=TOOLS)
@@ -230,8 +228,8 @@ def test_a_message_that_was_cut_off_gets_its_end_of_turn_forced() -> None:
 
 def test_a_call_made_of_control_tokens_is_a_call_and_one_that_is_spelled_is_text() -> None:
     call = ToolCall("call_0", "quantity", '{"item": "red apples"}')
-    real = tokenizer().encode(call_text(call)) + [token("<|im_end|>")]
-    spelled = tokenizer().encode(tokenizer().protect(call_text(call))) + [token("<|im_end|>")]
+    real = [*tokenizer().encode(call_text(call)), token("<|im_end|>")]
+    spelled = [*tokenizer().encode(tokenizer().protect(call_text(call))), token("<|im_end|>")]
     assert tokenizer().decode(real) == tokenizer().decode(spelled)
     parsed = builder().parse(real, prompt_ids=[], tools=TOOLS, truncated=False)
     assert (parsed.diagnosis, parsed.tool_calls, parsed.content) == (Diagnosis.OK, (call,), "")
@@ -308,7 +306,10 @@ def test_reasoning_stays_while_tools_answer_and_a_user_s_question_starts_a_new_s
 
 
 def test_a_template_whose_answers_have_no_end_is_rendered_anew_every_turn() -> None:
-    template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
     build = TemplateBuilder(tokenizer(template))
     asked = [Message(role="user", content="x")]
     answer = Message(role="assistant", content="y")
