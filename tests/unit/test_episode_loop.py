@@ -48,8 +48,8 @@ def encode(text: str) -> list[int]:
 class Gateway:
     """Plays the gateway: an environment whose ``answer`` tool ends it with completion 1."""
 
-    def __init__(self, limits: Limits = Limits(seconds=30), *, failure: FarmError | None = None) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits | None = None, *, failure: FarmError | None = None) -> None:
+        self.limits = limits or Limits(seconds=30)
         self.failure = failure  # raised by the second step
         self.opening: FarmError | None = None
         self.steps: list[dict[str, object]] = []
