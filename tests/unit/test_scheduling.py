@@ -48,6 +48,7 @@ class OneStep:
         self.most = 0
         self.seeds: list[int] = []
         self.hold: asyncio.Event | None = None
+        self.stepping = asyncio.Semaphore(0)
         self._tasks = [Task(id=f"task-{i}", prompt="yes or no?") for i in range(tasks)]
 
     async def tasks(self, environment: str, split: str, offset: int, limit: int) -> list[Task]:
@@ -92,6 +93,7 @@ class OneStep:
         limit: str = "",
         timeout: float,
     ) -> StepAnswer:
+        self.stepping.release()
         if self.hold is not None:
             await self.hold.wait()
         value = 1.0 if action.content == "yes" else 0.0
@@ -187,8 +189,8 @@ async def test_aborting_everything_records_running_waiting_and_later_episodes_as
     gateway.hold = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run(group(size=3), gateway, in_flight=in_flight))
-        while in_flight.waiting_for().get("the environment") != 2:
-            await asyncio.sleep(0)
+        for _ in range(2):
+            await gateway.stepping.acquire()
         assert in_flight.open == 2
         assert in_flight.waiting_for() == {"the environment": 2, "a place in this worker": 1}
         assert in_flight.longest() is not None
@@ -220,11 +222,15 @@ async def test_the_log_gets_every_attempt_with_a_payload_that_reads_back() -> No
 async def test_a_log_that_stays_away_ends_the_writer_with_its_error_and_nobody_hangs() -> None:
     log = MemoryLog(*[Unavailable("no gateway")] * 50)
     trajectories = await run(group(size=1), OneStep())
-    with pytest.raises(ExceptionGroup) as caught:
+
+    async def flood() -> None:
         async with LogWriter(log, patience_s=0.0) as writer:
             while True:
                 await writer.put(trajectories[0])
                 await asyncio.sleep(0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await flood()
     assert caught.group_contains(Unavailable)
 
 
