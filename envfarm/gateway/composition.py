@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf, isfinite
 from typing import Any
 
 from envfarm.core import plugins
@@ -25,9 +25,7 @@ class Composition:
             (name, partial(part, gamma=settings.gamma) if _takes_gamma(part) else part) for name, part in parts.items()
         )
         self.names = tuple(parts)
-        self._weights = tuple(
-            (name, weight, settings.caps.get(name, math.inf)) for name, weight in settings.weights.items()
-        )
+        self._weights = tuple((name, weight, settings.caps.get(name, inf)) for name, weight in settings.weights.items())
 
     def __call__(self, step: StepContext) -> tuple[dict[str, float | None], float | None]:
         """Parts by name, and ``sum(weight * clip(part, -cap, cap))`` over those that were measured.
@@ -36,18 +34,26 @@ class Composition:
         reward is ``None`` when nothing weighted was measured. An outcome that is not trainable carries neither
         parts nor a reward.
         """
-        trainable = step.outcome is None or step.outcome.trainable
-        values: dict[str, float | None] = {
-            name: _measured(name, part, step) if trainable else None for name, part in self._parts
-        }
-        for name, value in step.signals.items():
-            values[name] = value if trainable else None
+        if step.outcome is not None and not step.outcome.trainable:
+            return dict.fromkeys((*self.names, *step.signals)), None
+        values = self._measure(step)
+        if step.signals:
+            values.update(step.signals)
         total: float | None = None
         for name, weight, cap in self._weights:
             value = values.get(name)
             if value is not None:
                 total = (total or 0.0) + weight * max(-cap, min(cap, value))
         return values, total
+
+    def _measure(self, step: StepContext) -> dict[str, float | None]:
+        try:
+            values = {name: part(step) for name, part in self._parts}
+            if all([value is None or isfinite(value) for value in values.values()]):
+                return values
+        except Exception:
+            log.debug("one of the parts cannot be measured", exc_info=True)
+        return {name: _measured(name, part, step) for name, part in self._parts}
 
 
 class Compositions:
@@ -83,4 +89,4 @@ def _measured(name: str, part: Part, step: StepContext) -> float | None:
     except Exception:
         log.warning("reward part %r raised; this step goes without it", name, exc_info=True)
         return None
-    return value if value is None or math.isfinite(value) else None
+    return value if value is None or isfinite(value) else None

@@ -25,6 +25,7 @@ from envfarm.wire.status import from_rpc, from_status, to_status
 
 log = logging.getLogger(__name__)
 SPLIT_BYTES = MESSAGE_BYTES // 4
+ENOUGH = 256
 
 
 class CommandMessage(Protocol):
@@ -53,15 +54,24 @@ Answer = Callable[[R], None]
 Handler = Callable[[C, Answer[R]], Coroutine[Any, Any, R] | None]
 
 
-def _batches(make: Callable[[list[Any]], Any], items: list[Any]) -> Iterable[tuple[Any, int]]:
-    """Messages that hold ``items`` in order, none much larger than it must be, with the number of items in each."""
+def _batches(make: Callable[[list[Any]], Any], items: list[Any]) -> Iterable[tuple[Any, int, int]]:
+    """Messages that hold ``items`` in order, none much larger than it must be; each with its count and its bytes."""
     message = make(items)
-    if len(items) > 1 and message.ByteSize() > SPLIT_BYTES:
+    size = message.ByteSize()
+    if len(items) > 1 and size > SPLIT_BYTES:
         middle = len(items) // 2
         yield from _batches(make, items[:middle])
         yield from _batches(make, items[middle:])
     else:
-        yield message, len(items)
+        yield message, len(items), size
+
+
+async def _gathered(count: Callable[[], int]) -> None:
+    """Returns once a turn of the event loop has added nothing: what comes in bursts leaves in one message."""
+    before = -1
+    while before < (now := count()) < ENOUGH:
+        before = now
+        await asyncio.sleep(0)
 
 
 class MuxClient(Generic[C, R]):
@@ -201,11 +211,12 @@ class MuxClient(Generic[C, R]):
         try:
             while True:
                 await self._ready.wait()
+                await _gathered(lambda: len(self._queue))
                 self._ready.clear()
                 commands, self._queue = self._queue, []
-                for message, _ in _batches(self._make, commands):
-                    if message.ByteSize() > MESSAGE_BYTES:
-                        self._refuse(message.commands[0].id, message.ByteSize())
+                for message, _, size in _batches(self._make, commands):
+                    if size > MESSAGE_BYTES:
+                        self._refuse(message.commands[0].id, size)
                     else:
                         await call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError):
@@ -342,10 +353,11 @@ class _Serving(Generic[C, R]):
         try:
             while True:
                 await self._ready.wait()
+                await _gathered(lambda: len(self._out))
                 self._ready.clear()
                 replies, self._out = self._out, []
-                for message, count in _batches(self._make, replies):
-                    await context.write(self._fitting(message))
+                for message, count, size in _batches(self._make, replies):
+                    await context.write(message if size <= MESSAGE_BYTES else self._oversized(message, size))
                     self.in_flight -= count
                 self._room.set()
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
@@ -354,9 +366,6 @@ class _Serving(Generic[C, R]):
             self._broken = True
             self._room.set()
 
-    def _fitting(self, message: Any) -> Any:
-        size = message.ByteSize()
-        if size <= MESSAGE_BYTES:
-            return message
+    def _oversized(self, message: Any, size: int) -> Any:
         error = ConfigError(f"a reply of {size} bytes; at most {MESSAGE_BYTES} can be sent")
         return self._make([self._reply(id=message.replies[0].id, error=to_status(error))])
