@@ -229,13 +229,16 @@ async def test_room_is_given_in_the_order_in_which_it_was_asked_for():
         order.append(size)
 
     async with asyncio.TaskGroup() as tasks:
-        for size in (90, 10, 5):
-            tasks.create_task(take(size))
+        first, second, third = (tasks.create_task(take(size)) for size in (90, 10, 5))
         await asyncio.sleep(0)
         assert order == []
         budget.give(80)
-    assert order == [90, 10] or order == [90]
-    assert budget.taken <= 105
+        await first
+        await second
+        assert order == [90, 10]
+        budget.give(90)
+        await third
+    assert budget.taken == 15
 
 
 async def test_no_room_in_time_is_an_error_and_takes_nothing():
