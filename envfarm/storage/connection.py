@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -44,7 +45,7 @@ def as_log_error(error: BaseException, path: Path) -> LogError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and not _has_room(path)):
         return LogFull(f"no room left for {path}: free space on its disk; nothing was acknowledged, send again")
-    if code == sqlite3.SQLITE_READONLY:
+    if code == sqlite3.SQLITE_READONLY or (code == sqlite3.SQLITE_CANTOPEN and _read_only(path)):
         return LogError(f"{path} is read-only here: remount its disk or change its owner")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LogError(f"{path} has been locked by another process for {BUSY_SECONDS:g} s: end that process")
@@ -53,6 +54,13 @@ def as_log_error(error: BaseException, path: Path) -> LogError:
     if code == sqlite3.SQLITE_CANTOPEN:
         return LogError(f"cannot open {path}: its folder must exist and be writable")
     return LogError(f"{path}: {type(error).__name__}: {error}")
+
+
+def _read_only(path: Path) -> bool:
+    try:
+        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def _has_room(path: Path) -> bool:
