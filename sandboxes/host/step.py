@@ -161,7 +161,7 @@ class Step(Work):
         outcome = Outcome.completed() if self.ended_by else None
         if request.malformed:
             ran.messages.append(types_pb2.Message(role="user", content=request.malformed))
-        elif not results:
+        elif not results and not request.limit:  # what a limit cut off is not a last word
             outcome = yield from self._reply(job)
         before = self.state.progress
         if before is not None:
