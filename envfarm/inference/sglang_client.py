@@ -275,7 +275,8 @@ class SGLangClient:
             pause = min(2 * pause, longest)
 
     async def _send(self, method: str, path: str, payload: bytes | None, deadline: Deadline) -> _Answer:
-        deadline.check(f"{self.url}{path}")
+        if deadline.expired():
+            raise EngineTimeout(f"{self.url}{path}: the time budget was used up before the request was sent")
         session = self._opened()
         try:
             async with asyncio.timeout(deadline.remaining()):
