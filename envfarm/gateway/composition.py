@@ -49,7 +49,7 @@ class Composition:
     def _measure(self, step: StepContext) -> dict[str, float | None]:
         try:
             values = {name: part(step) for name, part in self._parts}
-            if all([value is None or isfinite(value) for value in values.values()]):
+            if all(value is None or isfinite(value) for value in values.values()):
                 return values
         except Exception:
             log.debug("one of the parts cannot be measured", exc_info=True)

@@ -11,7 +11,14 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from envfarm.core.errors import ConfigError, DeadlineExceeded, EnvironmentCodeError, StepConflict, Unavailable, WireError
+from envfarm.core.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EnvironmentCodeError,
+    StepConflict,
+    Unavailable,
+    WireError,
+)
 from envfarm.wire.auth import TokenInterceptor
 from envfarm.wire.channel import connect, serve_options
 from envfarm.wire.mux import MuxClient, serve
@@ -80,7 +87,7 @@ async def serving(path: Path, echo: Echo, token: str | None = None):
 async def client(path: Path, token: str | None = None, limit: int = 8192):
     async with connect(f"unix:{path}", token=token) as channel:
         stub = episode_pb2_grpc.EpisodeServiceStub(channel)
-        async with MuxClient("the echo", lambda: stub.Interact(), InteractRequest, limit=limit) as mux:
+        async with MuxClient("the echo", stub.Interact, InteractRequest, limit=limit) as mux:
             yield mux
 
 
@@ -90,7 +97,7 @@ def step(index: int, text: str = "") -> Command:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - of another process or of gRPC: there is no event
             await asyncio.sleep(0.001)
 
 
@@ -133,7 +140,7 @@ async def test_slow_commands_do_not_hold_up_quick_ones(tmp_path):
 
 async def test_a_command_without_an_answer_fails_at_its_deadline(tmp_path):
     async with serving(tmp_path / "s", Echo()), client(tmp_path / "s") as mux:
-        with pytest.raises(DeadlineExceeded, match="the echo has not answered within 0.05 s"):
+        with pytest.raises(DeadlineExceeded, match=r"the echo has not answered within 0\.05 s"):
             await mux.call(step(0, "hold"), 0.05)
         assert mux.in_flight == 0
         assert (await mux.call(step(1), 10)).step.index == 1
