@@ -53,7 +53,7 @@ def ask(job: Job, name: str, what: str, function: Callable[..., Any], seconds: f
 
 def hung(name: str, what: str, seconds: float) -> EnvironmentCodeError:
     """The error for a method that did not come back."""
-    return EnvironmentCodeError(f"environment {name!r}: {what} took longer than its {seconds:g} s")
+    return EnvironmentCodeError(f"environment {name!r}: {what} took longer than its {seconds:.3g} s")
 
 
 def show_traceback(name: str, what: str) -> None:

@@ -79,7 +79,7 @@ class Job:
         self.abandon = False
         self.started = 0.0
 
-    def invoke(self, function: Callable[..., Any], seconds: float, *args: Any, **kwargs: Any) -> Steps:
+    def invoke(self, function: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Steps:
         """Call environment code, plain or async; raises what it raises, or :class:`CallOverdue`."""
         value = self._call(function, seconds, args, kwargs)
         if type(value) in _PLAIN or not inspect.isawaitable(value):

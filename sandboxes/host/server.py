@@ -79,7 +79,7 @@ async def _serve(options: HostOptions, environments: Environments, base: Path) -
     log.info("host %s serves %d slots at %s", options.id, options.slots, address)
     try:
         await _until_over(servicer, slots, options.lease)
-        await _finish(slots, servicer.grace)
+        await _finish(slots, servicer)
     finally:
         await server.stop(0.5)
         await runner.close()
@@ -114,6 +114,7 @@ async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> Non
 
     def terminated() -> None:
         servicer.grace = TERM_GRACE_SECONDS
+        servicer.hurried = True
         slots.draining = True
         servicer.drained.set()
 
@@ -129,8 +130,8 @@ async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> Non
             return
 
 
-async def _finish(slots: Slots, grace: float) -> None:
-    """Let what runs end, for at most ``grace`` seconds."""
+async def _finish(slots: Slots, servicer: HostServicer) -> None:
+    """Let what runs end: whole episodes when drained by a gateway, commands when told to stop."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace):
-            await slots.quiet()
+        async with asyncio.timeout(servicer.grace):
+            await slots.quiet(released=not servicer.hurried)

@@ -31,7 +31,8 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
         self._streams = 0
         self._seen = time.monotonic()
         self.drained = asyncio.Event()
-        self.grace = 0.0
+        self.grace = 0.0  # seconds that what runs may take when the host is told to end
+        self.hurried = False  # told to by a signal: episodes need not be played out
 
     def silence(self) -> float:
         """Seconds since a gateway was last in contact; 0 while one holds a stream."""

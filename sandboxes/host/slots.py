@@ -115,9 +115,9 @@ class Slots:
         """Slots out of use, with their causes."""
         return [f"slot {slot.index}: {slot.cause}" for slot in self._quarantined]
 
-    async def quiet(self) -> None:
-        """Returns once no slot has work that is not answered yet."""
-        while any(e.waiting or e.closing is not None for e in self._episodes.values()):
+    async def quiet(self, *, released: bool) -> None:
+        """Returns once no slot has work that is not answered yet, or (``released``) once every slot is free."""
+        while any(released or e.waiting or e.closing is not None for e in self._episodes.values()):
             self._answered.clear()
             await self._answered.wait()
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.errors import EnvironmentCodeError, SandboxError
+from envfarm.core.errors import EnvironmentCodeError, IsolationError
 from envfarm.core.messages import Message
 from envfarm.wire.convert.enums import ISOLATION_TO_PB
 from envfarm.wire.convert.messages import message_to_pb
@@ -65,7 +65,7 @@ class Opening(Work):
         if self.stuck is not None:
             raise hung(self.name, self.doing, self.seconds)
         if self.loaded.refusal:
-            raise SandboxError(self.loaded.refusal)
+            raise IsolationError(self.loaded.refusal)
         limit = self.loaded.limits.reset_seconds
         deadline = Deadline.after(min(self.request.timeout_s or limit, limit))
         task = task_from_pb(self.request.task)
