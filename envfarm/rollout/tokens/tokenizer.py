@@ -99,14 +99,17 @@ class PolicyTokenizer:
 
 
 def load_tokenizer(folder: str | Path) -> PolicyTokenizer:
-    """The tokenizer of a Hugging Face folder. Raises :class:`ConfigError` when there is none."""
+    """The tokenizer of a Hugging Face folder. Raises :class:`ConfigError` when there is none.
+
+    ``tokenizer.json`` describes a fast tokenizer completely; going by its class name would import torch, 470 MB.
+    """
     path = Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise ConfigError(f"{path} is not a policy folder: no tokenizer.json in it")
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     try:
-        return PolicyTokenizer(AutoTokenizer.from_pretrained(str(path)))
+        return PolicyTokenizer(PreTrainedTokenizerFast.from_pretrained(str(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: its tokenizer cannot be loaded ({error})") from error
 
