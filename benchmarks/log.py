@@ -90,6 +90,7 @@ class Groups:
         self.bytes = 0
 
     def next(self) -> list[LogRecord]:
+        """The records of a group that was not seen before."""
         number, self.made = self.made, self.made + 1
         records = []
         for member in range(MEMBERS):
@@ -131,6 +132,7 @@ async def append_for(seconds: float, groups: Groups, append: object) -> float:
 
 
 async def in_process(folder: Path) -> dict[str, float]:
+    """Append, then read, with the disk's own rate before and after."""
     log, groups = SqliteLog(folder / "farm.db"), Groups()
     before = disk_rate(folder)
     took = await append_for(SECONDS, groups, log.append)
@@ -173,6 +175,7 @@ async def over_grpc(folder: Path) -> dict[str, float]:
 
 
 def codec_cost() -> dict[str, float]:
+    """Milliseconds per trajectory of 2,048 tokens, and stored bytes per step of 256."""
     trajectory, rounds = example(0), 100
     start = time.perf_counter()
     for _ in range(rounds):

@@ -17,12 +17,10 @@ import msgspec
 from envfarm.core.deadline import Deadline
 from envfarm.core.errors import LogError
 from envfarm.core.log import Appended, Group, LogCounts, LogRecord
-from envfarm.core.outcome import OutcomeKind
 from envfarm.core.trajectory import Purpose, TrajectoryHeader
 from envfarm.storage.database import Database
+from envfarm.trajectories.placement import place
 
-GROUP_BYTES = 60 * 1024 * 1024
-"""Most payload of one group: it is handed to a consumer in one message."""
 _PAGE_BYTES = 16 * 1024 * 1024  # groups read at once, beyond the first
 _HEADER_BYTES = 512  # about what a header and its index entries take
 _MAX_GROUP = 65_536
@@ -51,7 +49,7 @@ class SqliteLog:
             _check(record)
         size = sum(len(record.payload) + _HEADER_BYTES for record in records)
         now = self._clock()
-        return await self._database.write(lambda connection: _append(connection, records, now), size=size)
+        return await self._database.write(lambda connection: place(connection, records, now), size=size)
 
     async def groups(self, run_id: str, *, purpose: Purpose, after: int, limit: int, timeout: float) -> Sequence[Group]:
         """Whole groups at positions greater than ``after``, in order, at most ``limit`` of them and about 16 MiB.
@@ -101,90 +99,6 @@ def _check(record: LogRecord) -> None:
         )
     if header.purpose not in ("train", "evaluate", "collect"):
         raise LogError(f"record {header.id} has purpose {header.purpose!r}; expected train, evaluate or collect")
-
-
-def _append(connection: sqlite3.Connection, records: Sequence[LogRecord], now: float) -> list[Appended]:
-    return [Appended(id=r.header.id, duplicate=not _insert(connection, r, now)) for r in records]
-
-
-def _insert(connection: sqlite3.Connection, record: LogRecord, now: float) -> bool:
-    """Store one record with all that follows from it; whether its id was new."""
-    header = record.header
-    if connection.execute("SELECT 1 FROM records WHERE id = ?", (header.id,)).fetchone():
-        return False
-    gid, size, members, position = _group_of(connection, record, now)
-    counted = header.final and position is None and not _has_member(connection, gid, header.member)
-    connection.execute(
-        "INSERT INTO records (id, run_id, gid, member, counted, header, payload) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            header.id,
-            header.run_id,
-            gid,
-            header.member,
-            int(counted),
-            msgspec.msgpack.encode(header),
-            record.payload,
-        ),
-    )
-    if not counted:
-        _add_totals(connection, record, whole=False)
-        return True
-    connection.execute(
-        "UPDATE groups SET members = members + 1, bytes = bytes + ? WHERE gid = ?", (len(record.payload), gid)
-    )
-    whole = members + 1 == size
-    if whole:
-        connection.execute(
-            "UPDATE groups SET position = (SELECT coalesce(max(position), 0) + 1 FROM groups"
-            " WHERE run_id = ? AND purpose = ? AND position IS NOT NULL) WHERE gid = ?",
-            (header.run_id, header.purpose, gid),
-        )
-    _add_totals(connection, record, whole=whole)
-    return True
-
-
-def _group_of(connection: sqlite3.Connection, record: LogRecord, now: float) -> tuple[int, int, int, int | None]:
-    """(gid, size, members, position) of the record's group, made when it is the first of its group."""
-    header = record.header
-    gid, size, members, stored, position = connection.execute(
-        "INSERT INTO groups (run_id, purpose, group_id, size, updated_at) VALUES (?, ?, ?, ?, ?)"
-        " ON CONFLICT (run_id, purpose, group_id) DO UPDATE SET updated_at = excluded.updated_at"
-        " RETURNING gid, size, members, bytes, position",
-        (header.run_id, header.purpose, header.group_id, header.group_size, now),
-    ).fetchone()
-    if size != header.group_size:
-        raise LogError(
-            f"record {header.id} says that group {header.group_id} has {header.group_size} members, "
-            f"its first record said {size}"
-        )
-    if stored + len(record.payload) > GROUP_BYTES:
-        raise LogError(
-            f"group {header.group_id} would take {stored + len(record.payload)} bytes with record {header.id}, "
-            f"{GROUP_BYTES} are allowed: lower the group size or Limits.context_tokens"
-        )
-    return gid, size, members, position
-
-
-def _has_member(connection: sqlite3.Connection, gid: int, member: int) -> bool:
-    query = "SELECT 1 FROM records WHERE gid = ? AND member = ? AND counted = 1"
-    return connection.execute(query, (gid, member)).fetchone() is not None
-
-
-def _add_totals(connection: sqlite3.Connection, record: LogRecord, *, whole: bool) -> None:
-    outcome = record.header.outcome
-    connection.execute(
-        "INSERT INTO totals (run_id, records, trainable, infra_failed, groups, bytes) VALUES (?, 1, ?, ?, ?, ?)"
-        " ON CONFLICT (run_id) DO UPDATE SET records = records + 1, trainable = trainable + excluded.trainable,"
-        " infra_failed = infra_failed + excluded.infra_failed, groups = groups + excluded.groups,"
-        " bytes = bytes + excluded.bytes",
-        (
-            record.header.run_id,
-            int(outcome.trainable),
-            int(outcome.kind is OutcomeKind.INFRA_FAILED),
-            int(whole),
-            len(record.payload),
-        ),
-    )
 
 
 def _groups(connection: sqlite3.Connection, run_id: str, purpose: Purpose, after: int, limit: int) -> list[Group]:
