@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from sandboxes.host.runner import Runner
 from sandboxes.host.service import HostServicer
 from sandboxes.host.slots import Slots
 from sandboxes.host.task_pages import TaskPages
-from sandboxes.isolation import cgroups, workspace
+from sandboxes.isolation import cgroups, mounts
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.001
@@ -49,26 +47,25 @@ class HostOptions:
 def run(options: HostOptions) -> int:
     """Serve; returns the exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    workspace.own_mounts()  # before the first thread
+    ground = mounts.own_ground()  # before the first thread
     cgroups.sweep()
     sys.setswitchinterval(SWITCH_SECONDS)
-    base = Path(tempfile.mkdtemp(prefix="envfarm-host-"))
     try:
         environments = Environments(options.environments)
-        asyncio.run(_serve(options, environments, base))
+        asyncio.run(_serve(options, environments, ground))
     except FarmError as error:
         log.error("%s", error)  # noqa: TRY400 - for a person, without a trace
         return 2
     finally:
-        shutil.rmtree(base, ignore_errors=True)
+        mounts.leave_ground(ground)
     return 0
 
 
-async def _serve(options: HostOptions, environments: Environments, base: Path) -> None:
+async def _serve(options: HostOptions, environments: Environments, ground: Path) -> None:
     for broken in environments.broken:
         log.warning("environment cannot be served: %s", broken)
     runner = Runner()
-    slots = Slots(options.slots, base, environments, runner)
+    slots = Slots(options.slots, ground, environments, runner)
     servicer = HostServicer(options.id, environments, slots, TaskPages(runner))
     server = grpc.aio.server(options=serve_options())
     host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)

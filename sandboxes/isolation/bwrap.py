@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,19 @@ from pathlib import Path
 
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
+from sandboxes.isolation import mounts
+from sandboxes.isolation.user import becoming, sandbox_user
 
 WORKSPACE = "/workspace"
 _PROBE_SECONDS = 10.0
 _INSTALL = "install it with: apt-get install bubblewrap"
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
-_SUID = 65534
+_INNER_USER = 65534
 
 
 def python() -> str:
     """The interpreter inside the sandbox: the one that runs here, outside its virtual environment."""
-    return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return str(mounts.prefix()[1] / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
 @cache
@@ -34,7 +37,7 @@ def require_bwrap() -> str:
     path = shutil.which("bwrap")
     if path is None:
         raise IsolationError(f"model-written code runs only under bubblewrap, and bwrap is not on PATH; {_INSTALL}")
-    argv = [path, *_fixed(path, network=False), "--", "/bin/sh", "-c", "exit 0"]
+    argv = [*becoming(sandbox_user(0)), path, *_fixed(path, network=False), "--", "/bin/sh", "-c", "exit 0"]
     try:
         probe = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -50,14 +53,21 @@ def require_bwrap() -> str:
 
 
 def command(
-    argv: Sequence[str], *, workspace: Path, profile: SandboxProfile, env: Mapping[str, str] | None, before: str = ""
+    argv: Sequence[str],
+    *,
+    workspace: Path,
+    profile: SandboxProfile,
+    env: Mapping[str, str] | None,
+    user: int | None = None,
+    before: str = "",
 ) -> list[str]:
-    """``argv`` wrapped: what to start on the host. ``before`` is shell code to run first, inside.
+    """``argv`` wrapped: what to start on the host, as ``user`` when given. ``before``: shell code to run first, inside.
 
     A shell is process 1 in there: it takes in orphans, and signals keep their meaning for ``argv``.
     """
     path = require_bwrap()
-    words = [path, *_fixed(path, network=profile.network)]
+    words = [*becoming(user), path, *_fixed(path, network=profile.network)]
+    words += _interpreter(*mounts.prefix(), user)
     size = str(profile.disk_bytes)
     words += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside
     words += ["--bind", str(workspace), WORKSPACE, "--chdir", WORKSPACE]
@@ -86,35 +96,34 @@ def _features(path: str) -> str:
 
 @cache
 def _fixed(path: str, *, network: bool) -> tuple[str, ...]:
-    """All but the workspace, sizes and variables."""
+    """All but the interpreter, the workspace, sizes and variables."""
     # As process 1, so that bubblewrap itself waits for the end of the namespace: nothing of it outlives the command.
     words = ["--unshare-all", "--unshare-user", "--as-pid-1", "--die-with-parent", "--new-session"]
     words += ["--cap-drop", "ALL", "--clearenv"]
-    words += ["--uid", str(_SUID), "--gid", str(_SUID), "--hostname", "sandbox"]
+    words += ["--uid", str(_INNER_USER), "--gid", str(_INNER_USER), "--hostname", "sandbox"]
     if "--disable-userns" in _features(path):
         words.append("--disable-userns")
     if network:
         words += ["--share-net"]
-    words += _system()
-    words += ["--proc", "/proc", "--dev", "/dev"]
-    return tuple(words)
-
-
-def _system() -> list[str]:
-    words = ["--ro-bind", "/usr", "/usr"]
+    words += ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/", name)
-        if path.is_symlink():
-            words += ["--symlink", os.readlink(path), str(path)]  # noqa: PTH115 - the text, not a path
-        elif path.is_dir():
-            words += ["--ro-bind", str(path), str(path)]
+        folder = Path("/", name)
+        if folder.is_symlink():
+            words += ["--symlink", os.readlink(folder), str(folder)]  # noqa: PTH115 - the text, not a path
+        elif folder.is_dir():
+            words += ["--ro-bind", str(folder), str(folder)]
     for name in _ETC:
-        path = Path("/etc", name)
-        if path.exists():
-            words += ["--ro-bind", str(path), str(path)]
-    prefix = Path(sys.base_prefix).resolve()
-    if not prefix.is_relative_to("/usr"):
-        words += ["--ro-bind", str(prefix), str(prefix)]
-        if str(prefix) != sys.base_prefix:
-            words += ["--ro-bind", str(prefix), sys.base_prefix]
-    return words
+        file = Path("/etc", name)
+        if file.exists():
+            words += ["--ro-bind", str(file), str(file)]
+    return (*words, "--proc", "/proc", "--dev", "/dev")
+
+
+@cache
+def _interpreter(source: Path, prefix: Path, user: int | None) -> tuple[str, ...]:
+    """The files of the Python that runs, unless they are part of the system or out of the user's reach."""
+    if prefix.is_relative_to("/usr"):
+        return ()
+    if user is not None and any(not folder.stat().st_mode & stat.S_IXOTH for folder in (source, *source.parents)):
+        return ()
+    return ("--ro-bind", str(source), str(prefix))

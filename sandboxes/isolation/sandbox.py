@@ -15,6 +15,7 @@ from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, Isolation, SandboxProfile
 from sandboxes.isolation import bwrap, cgroups
 from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
 
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
@@ -26,8 +27,9 @@ _KILL_SECONDS = 2.0
 class SlotSandbox:
     """Implements :class:`envfarm.core.sandbox.Sandbox` for one slot and one profile."""
 
-    def __init__(self, slot: str, workspace: Workspace, profile: SandboxProfile) -> None:
-        self._slot = slot
+    def __init__(self, name: str, workspace: Workspace, profile: SandboxProfile, user: int | None) -> None:
+        self._name = name
+        self._user = user
         self._workspace = workspace
         self._profile = profile
         self._group: cgroups.SlotGroup | None = None
@@ -54,7 +56,7 @@ class SlotSandbox:
         self._require()
         self._workspace.prepare(self._profile.disk_bytes)
         if self._group is None and self._profile.isolation is Isolation.BWRAP:
-            self._group = cgroups.make(self._slot, self._profile)
+            self._group = cgroups.make(self._name, self._profile)
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Write the task's files. Blocking; off the loop."""
@@ -129,12 +131,17 @@ class SlotSandbox:
             inner = ["/usr/bin/env", *(f"{k}={v}" for k, v in (env or {}).items()), *argv]
         else:
             inner = bwrap.command(
-                argv, workspace=self._workspace.path, profile=self._profile, env=env, before=self._bounds_inside()
+                argv,
+                workspace=self._workspace.path,
+                profile=self._profile,
+                env=env,
+                user=self._user,
+                before=self._bounds_inside(),
             )
         return ["/bin/sh", "-c", self._bounds(seconds) + 'exec "$@"', "sh", *inner]
 
     def _bounds_inside(self) -> str:
-        if "pids" in self.controls or os.geteuid() == 0:  # root's processes are not counted by the rlimit
+        if "pids" in self.controls:
             return ""
         # Inside the user namespace, where the kernel counts only the sandbox's own processes.
         return f"ulimit -p {self._profile.pids} 2>/dev/null || ulimit -u {self._profile.pids}; "
@@ -248,6 +255,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def slot_sandbox(base: Path, slot: str, profile: SandboxProfile) -> SlotSandbox:
-    """A sandbox with the workspace ``base/slot``."""
-    return SlotSandbox(slot, Workspace(base / slot), profile)
+def slot_sandbox(ground: Path, slot: int, profile: SandboxProfile) -> SlotSandbox:
+    """The sandbox of one slot on its own, with its workspace in ``ground`` (:func:`mounts.own_ground`)."""
+    user = sandbox_user(slot)
+    return SlotSandbox(f"{slot}-0", Workspace(ground / f"slot-{slot}", user), profile, user)

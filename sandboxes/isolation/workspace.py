@@ -1,13 +1,12 @@
 """The private folder of one slot, and files in it that model-written code may have tampered with.
 
-Where this process may mount (root in a mount namespace of its own, see :func:`own_mounts`), a workspace is a tmpfs of
-the profile's size that is thrown away whole. Elsewhere it is a plain folder, bounded by rlimit and by watching.
+Where this process may mount (see :mod:`sandboxes.isolation.mounts`), a workspace is a tmpfs of the profile's size that
+is thrown away whole. Elsewhere it is a plain folder, bounded by rlimit and by watching.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import stat
@@ -15,28 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from envfarm.core.errors import SandboxError, ToolError
-
-_CLONE_NEWNS = 0x00020000
-_MS_NOSUID, _MS_NODEV, _MS_REC, _MS_SLAVE = 2, 4, 16384, 1 << 19
-_MNT_DETACH = 2
-_mounts_are_private = False
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def own_mounts() -> bool:
-    """Give this process a mount namespace of its own; call before it has threads. False when it may not."""
-    global _mounts_are_private
-    if os.geteuid() == 0 and not _mounts_are_private:
-        entered = _libc.unshare(_CLONE_NEWNS) == 0
-        _mounts_are_private = entered and _libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0
-    return _mounts_are_private
+from sandboxes.isolation import mounts
 
 
 class Workspace:
     """A folder with at most ``disk_bytes`` in it. Paths given to it are relative and never followed through links."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, owner: int | None = None) -> None:
         self.path = path
+        self._owner = owner  # of the files; none: whoever this process is
         self._mounted_bytes = 0
         self._used = False
 
@@ -51,11 +37,10 @@ class Workspace:
             return
         self.empty()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _mounts_are_private:
-            options = f"size={disk_bytes},mode=700,nr_inodes={max(1024, disk_bytes // 4096)}".encode()
-            flags = _MS_NOSUID | _MS_NODEV
-            if _libc.mount(b"envfarm", bytes(self.path), b"tmpfs", flags, options) == 0:
-                self._mounted_bytes = disk_bytes
+        if mounts.private() and mounts.tmpfs(self.path, disk_bytes, owner=self._owner or 0):
+            self._mounted_bytes = disk_bytes
+        elif self._owner is not None:
+            os.chown(self.path, self._owner, self._owner)
         self._used = True
 
     def empty(self) -> None:
@@ -63,8 +48,8 @@ class Workspace:
         if not self._used:
             return
         if self._mounted_bytes:
-            if _libc.umount2(bytes(self.path), _MNT_DETACH) != 0:
-                raise SandboxError(f"workspace {self.path} cannot be unmounted: {os.strerror(ctypes.get_errno())}")
+            if not mounts.unmount(self.path):
+                raise SandboxError(f"workspace {self.path} cannot be unmounted")
             self._mounted_bytes = 0
         else:
             try:
@@ -91,6 +76,7 @@ class Workspace:
         """Write one file, making folders on its way. Raises :class:`ToolError` for a path that leads outside."""
         with self._opened(name, os.O_WRONLY | os.O_CREAT, make_folders=True) as fd:
             os.ftruncate(fd, 0)
+            self._give(fd)
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -113,11 +99,11 @@ class Workspace:
             stack.callback(os.close, here)
             try:
                 for part in parts[:-1]:
-                    if make_folders:
-                        with contextlib.suppress(FileExistsError):
-                            os.mkdir(part, 0o755, dir_fd=here)
+                    made = make_folders and _made_folder(part, here)
                     here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
                     stack.callback(os.close, here)
+                    if made:
+                        self._give(here)
                 # Non-blocking: a named pipe in the place of the file must not hold us.
                 fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=here)
                 stack.callback(os.close, fd)
@@ -126,6 +112,18 @@ class Workspace:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise ToolError(f"{name}: not a regular file")
             yield fd
+
+    def _give(self, fd: int) -> None:
+        if self._owner is not None:
+            os.fchown(fd, self._owner, self._owner)
+
+
+def _made_folder(name: str, parent: int) -> bool:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _parts(name: str) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from envfarm.core.environment import Toolset, tool
+from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult
 from sandboxes.isolation.bwrap import python
 
+_NOT_FOUND = 127  # of the shell
 # Runs inside the sandbox. Frames of this runner are left out of tracebacks.
 _RUNNER = """
 import ast, sys, traceback
@@ -47,6 +49,8 @@ class Python(Toolset):
         """
         argv = [python(), "-I", "-B", "-X", "utf8", "-c", _RUNNER]
         result = await self.sandbox.exec(argv, stdin=code.encode("utf-8", "replace"))
+        if result.exit_code == _NOT_FOUND and b"not found" in result.stderr:
+            raise IsolationError(f"{argv[0]} cannot be reached from inside the sandbox")
         return shown(result)
 
 
