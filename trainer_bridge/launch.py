@@ -58,12 +58,11 @@ def run_rank(settings: TrainSettings, rank: int, world: int, store: Store | None
 
 
 async def _drive(settings: TrainSettings, learners: Learners) -> None:
-    from envfarm.wire.log_client import LogClient
-    from envfarm.wire.run_client import RunClient
-
     from envfarm.inference.pool import EnginePool
     from envfarm.trajectories.codec import decode
     from envfarm.wire.channel import connect
+    from envfarm.wire.log_client import LogClient
+    from envfarm.wire.run_client import RunClient
 
     async with AsyncExitStack() as stack:
         channel = connect(settings.gateway, token=settings.token)
@@ -134,7 +133,7 @@ class _Spawned:
             wait(alive, timeout=max(0.0, end - time.monotonic()))
 
     def _cause(self) -> str:
-        said = {rank: c.recv() for rank, c in enumerate(self._causes) if c.poll()}
+        said = {rank: cause for rank, c in enumerate(self._causes) if (cause := _received(c)) is not None}
         lines = []
         for rank, process in enumerate(self._processes):
             if (process.exitcode or 0) < 0:
@@ -172,6 +171,14 @@ def _rank_process(settings: TrainSettings, rank: int, world: int, port: int, cau
         traceback.print_exc()
         cause.send((not _broken_peer(error), f"{type(error).__name__}: {error}"))
         os._exit(1)  # without waiting for collectives that nobody will answer
+
+
+def _received(connection: Connection) -> tuple[bool, str] | None:
+    """What a rank said about its end: (whether it is its own fault, text)."""
+    try:
+        return connection.recv() if connection.poll() else None
+    except EOFError:  # it ended without a word
+        return None
 
 
 def _broken_peer(error: BaseException) -> bool:

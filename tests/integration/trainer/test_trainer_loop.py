@@ -167,7 +167,7 @@ async def test_nothing_is_trained_while_the_run_is_paused(farm, tmp_path):
     trainer = farm.trainer(farm.settings(run, tmp_path / "out", steps=1, address_file=ready))
     task = asyncio.create_task(trainer.run())
     async with asyncio.timeout(DEADLINE):
-        while not ready.exists():
+        while not ready.exists():  # noqa: ASYNC110 - a file
             await asyncio.sleep(0.01)
     done, _ = await asyncio.wait([task], timeout=1.0)
     assert not done

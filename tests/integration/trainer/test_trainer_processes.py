@@ -14,6 +14,7 @@ import torch
 
 from envfarm.core.run import RunState
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # every process imports torch
 DEADLINE = 100.0
 
 
@@ -86,7 +87,8 @@ async def test_torchrun_starts_ranks_too(farm, tmp_path, one_thread):
     await farm.fill(run, 2)
     output = tmp_path / "output"
     command = farm.command(run, tmp_path / "out", "--steps", "1")
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command[1:]]
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    argv += ["-m", "--", *command[2:]]  # without the dashes torchrun takes --run for its own --run-path
     with started(argv, one_thread, output) as process:
         assert await ended(process) == 0, output.read_text()
     assert (tmp_path / "out/weights/v000001/model.safetensors").is_file()
