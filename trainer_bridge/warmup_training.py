@@ -83,11 +83,17 @@ def fit(model: PreTrainedModel, sequences: Sequence[TrainingSequence], recipe: R
 
 
 def token_loss(model: PreTrainedModel, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over labelled positions; ``ids`` and ``labels`` are int64 (batch, length)."""
+    """Mean cross entropy over labelled positions; ``ids`` and ``labels`` are int64 (batch, length).
+
+    Logits are computed for labelled positions only: most of a conversation is not the assistant's.
+    """
     from torch.nn.functional import cross_entropy
 
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+    hidden = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    targets = labels[:, 1:]
+    learnt = targets != IGNORED
+    logits = model.get_output_embeddings()(hidden[learnt])  # type: ignore[no-untyped-call]
+    return cross_entropy(logits, targets[learnt])
 
 
 def _schedule(step: int, recipe: Recipe) -> float:
