@@ -14,9 +14,11 @@ from contextlib import aclosing
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 import pytest
+from aiohttp import web
 
-from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, VersionSpan
+from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, SamplingParams, VersionSpan
 from envfarm.core.ids import new_id
 from envfarm.core.log import Group
 from envfarm.core.outcome import Outcome, OutcomeKind
@@ -132,6 +134,36 @@ class Silent:
     async def close(self) -> None: ...
 
 
+@contextlib.asynccontextmanager
+async def scripted_server(tokens: TemplateBuilder) -> AsyncIterator[str]:
+    """The scripted engine behind SGLang's ``/generate``; yields its URL."""
+    script = ScriptedEngine(tokens._tokenizer, [LOOK, ANSWER], version=4)
+
+    async def generate(request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read())
+        wanted = SamplingParams(
+            max_new_tokens=body["sampling_params"]["max_new_tokens"],
+            stop_token_ids=tuple(body["sampling_params"]["stop_token_ids"]),
+        )
+        ask = GenerateRequest(
+            rid=body["rid"], input_ids=body["input_ids"], sampling=wanted, routing_key=body["routing_key"]
+        )
+        found = await script.generate(ask, timeout=1.0)
+        scored = [[p, i, None] for p, i in zip(found.logprobs, found.output_ids, strict=True)]
+        meta = {"finish_reason": {"type": found.finish}, "weight_version": "4", "output_token_logprobs": scored}
+        return web.json_response({"output_ids": found.output_ids, "meta_info": meta})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 def policy_side(farm: Farm, tokens: TemplateBuilder, engine: object = None) -> PolicySide:
     script = ScriptedEngine(tokens._tokenizer, [LOOK, ANSWER])
     return PolicySide(episodes=farm.episodes, engine=engine or script, tokens=tokens, log=farm.log, name="scripted")  # type: ignore[arg-type]
@@ -225,6 +257,32 @@ async def test_a_lost_host_fails_the_attempt_and_the_next_one_makes_the_group_wh
     assert record.header.outcome.kind is OutcomeKind.COMPLETED
     counts = await farm.log.counts(run.id)
     assert (counts.records, counts.infra_failed) == (2, 1)
+
+
+async def test_a_worker_process_ends_in_order_on_sigterm_with_every_group_whole(
+    farm: Farm, tokens: TemplateBuilder, tmp_path: Path
+) -> None:
+    policy = tmp_path / "tiny"
+    tokens._tokenizer.inner.save_pretrained(policy)
+    run = await farm.run(groups_per_version=1000)
+    async with scripted_server(tokens) as url:
+        argv = ["worker", "--gateway", farm.address, "--token-file", str(farm.state / "token"), "--engine", url]
+        argv += ["--run", run.id, "--tokenizer", str(policy), "--concurrency", "16", "--grace", "20"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "envfarm.cli.main", *argv, stderr=asyncio.subprocess.PIPE
+        )
+        groups = await farm.groups(run, 4)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_SECONDS):
+            _, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    issued = (await farm.runs.get(run.id)).groups_issued
+    counts = await farm.log.counts(run.id)
+    assert issued >= 4
+    assert (counts.groups, counts.records, counts.infra_failed) == (issued, 3 * issued, 0)
+    for trajectory in trajectories(groups):
+        assert trajectory.outcome == Outcome.completed()
+        assert (trajectory.oldest_version, trajectory.policy) == (4, "tiny")
 
 
 def host_processes(state: Path) -> list[int]:

@@ -20,7 +20,8 @@ from envfarm.rollout.tokens.parsing import HermesReader
 from envfarm.rollout.tokens.tokenizer import PolicyTokenizer
 
 _SAID, _THOUGHT, _PROBE = "zqstandinqz", "zqthoughtqz", "zqprobeqz"
-_KEPT = 64  # catalogues and first prompts remembered
+_KEPT = 64  # catalogues, and first prompts of each
+_EPISODES = 1024  # whose tuple of tools is known by sight
 _ASKED = Message(role="user", content="zqaskedqz")
 
 
@@ -32,6 +33,7 @@ class _Catalogue:
         self.rendered = rendered
         self.opening = opening  # text of _ASKED up to where an answer begins
         self.frames: dict[tuple[object, ...], _Frame | None] = {}
+        self.starts: dict[tuple[Message, ...], list[int]] = {}
 
 
 class _Frame:
@@ -65,7 +67,7 @@ class TemplateBuilder(TokenBuilder):
             raise ConfigError(f"{tokenizer.name_or_path}: nothing ends an answer; set eos_token_id")
         self._reader = HermesReader(tokenizer, self._stops)
         self._catalogues: dict[tuple[ToolSchema, ...], _Catalogue] = {}
-        self._starts: dict[tuple[tuple[Message, ...], tuple[ToolSchema, ...]], list[int]] = {}
+        self._seen: dict[int, tuple[Sequence[ToolSchema], _Catalogue]] = {}  # by identity: hashing schemas is slow
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -74,11 +76,11 @@ class TemplateBuilder(TokenBuilder):
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """See :class:`TokenBuilder`."""
-        key = (tuple(messages), tuple(tools))
-        found = self._starts.get(key)
+        catalogue, key = self._catalogue(tools), tuple(messages)
+        found = catalogue.starts.get(key)
         if found is None:
-            found = self._tokenizer.encode(self._text(messages, self._catalogue(tools), prompt=True))
-            _remember(self._starts, key, found)
+            found = self._tokenizer.encode(self._text(messages, catalogue, prompt=True))
+            _remember(catalogue.starts, key, found)
         return list(found)
 
     def extend(
@@ -109,6 +111,9 @@ class TemplateBuilder(TokenBuilder):
         return self._reader.read(output_ids, truncated=truncated)
 
     def _catalogue(self, tools: Sequence[ToolSchema]) -> _Catalogue:
+        seen = self._seen.get(id(tools))
+        if seen is not None and seen[0] is tools:
+            return seen[1]
         key = tuple(tools)
         found = self._catalogues.get(key)
         if found is None:
@@ -116,6 +121,8 @@ class TemplateBuilder(TokenBuilder):
             found = _Catalogue(tools, rendered, "")
             found.opening = self._text([_ASKED], found, prompt=True)
             _remember(self._catalogues, key, found)
+        if isinstance(tools, tuple):
+            _remember(self._seen, id(tools), (tools, found), kept=_EPISODES)
         return found
 
     def _tail(self, replies: Sequence[Message], catalogue: _Catalogue, *, reasoned: bool) -> str | None:
@@ -223,7 +230,7 @@ class TemplateBuilder(TokenBuilder):
         return max(forms, key=len) if said and forms else None
 
 
-def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(cache) >= _KEPT:
+def _remember(cache: dict[Any, Any], key: Any, value: Any, *, kept: int = _KEPT) -> None:
+    if len(cache) >= kept:
         del cache[next(iter(cache))]
     cache[key] = value
