@@ -49,6 +49,7 @@ def run(options: HostOptions) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ground = mounts.own_ground()  # before the first thread
     cgroups.sweep()
+    mounts.sweep()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         environments = Environments(options.environments)

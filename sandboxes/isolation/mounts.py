@@ -8,12 +8,17 @@ gone with the process, however that ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
+
+_PREFIX = "envfarm-host-"
 _CLONE_NEWNS = 0x00020000
 _NOSUID, _NODEV, _RDONLY, _REMOUNT, _BIND, _REC, _SLAVE = 2, 4, 1, 32, 4096, 16384, 1 << 19
 _DETACH = 2
@@ -40,7 +45,7 @@ def own_ground() -> Path:
     """
     global _private, _python
     root = os.geteuid() == 0
-    ground = Path(tempfile.mkdtemp(prefix="envfarm-host-", dir="/tmp" if root else None))  # noqa: S108 - reachable by all
+    ground = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_parent()))
     if not root:
         return ground
     ground.chmod(0o711)
@@ -54,6 +59,24 @@ def own_ground() -> Path:
     return ground
 
 
+def _parent() -> Path:
+    return Path("/tmp" if os.geteuid() == 0 else tempfile.gettempdir())  # noqa: S108 - every user can reach it
+
+
+def sweep() -> int:
+    """Remove the folders of hosts that were killed; returns how many."""
+    removed = 0
+    for folder in _parent().glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            for workspace in folder.glob("slot-*"):
+                shutil.rmtree(workspace, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                removed += 1
+    return removed
+
+
 def leave_ground(ground: Path) -> None:
     """Remove the folder. Never recursive: what is mounted in it belongs to others."""
     global _python
@@ -62,10 +85,8 @@ def leave_ground(ground: Path) -> None:
             _python = None
         unmount(ground)
     for folder in (*ground.glob("*"), ground):
-        try:
+        with contextlib.suppress(OSError):
             folder.rmdir()
-        except OSError:
-            continue
 
 
 def tmpfs(path: Path, size: int, *, mode: int = 0o700, owner: int = 0) -> bool:

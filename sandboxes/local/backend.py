@@ -22,6 +22,7 @@ from envfarm.core.ids import new_id
 from envfarm.core.sandbox import Host, HostState, Isolation, SandboxProfile
 from envfarm.wire.channel import connect
 from envfarm.wire.v1 import host_pb2, host_pb2_grpc
+from sandboxes.isolation import cgroups, mounts
 from sandboxes.isolation.bwrap import require_bwrap
 from sandboxes.local.process import HostProcess, last_lines
 from sandboxes.local.record import HostFolder, HostRecord
@@ -222,6 +223,7 @@ class LocalBackend:
     async def _gone(self, entry: _Entry, cause: str) -> None:
         if self._entries.pop(entry.record.id, None) is not None:
             await asyncio.to_thread(self._folder.forget, entry.record)
+            await asyncio.to_thread(_sweep)
             self._change(entry, HostState.GONE, cause)
 
     async def _end(self, entry: _Entry, cause: str) -> None:
@@ -247,6 +249,12 @@ class LocalBackend:
             if queue.full():
                 queue.get_nowait()  # a watcher that does not read sees the latest changes, not all
             queue.put_nowait(host)
+
+
+def _sweep() -> None:
+    """What a killed host could not remove itself."""
+    mounts.sweep()
+    cgroups.sweep()
 
 
 def _isolation() -> Isolation:

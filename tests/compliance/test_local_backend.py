@@ -60,6 +60,10 @@ def hosts_of(folder):
     ]
 
 
+def folders_of(pid):
+    return list(Path("/tmp").glob(f"envfarm-host-{pid}-*"))
+
+
 class TestLocalBackend(suite.BackendSuite):
     """The suite, over processes."""
 
@@ -86,11 +90,13 @@ async def test_a_killed_host_is_noticed_at_once_with_its_cause(backend, tmp_path
     changes = backend.watch()
     waiting = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
-    os.kill(hosts_of(tmp_path)[0], signal.SIGKILL)
+    (pid,) = hosts_of(tmp_path)
+    os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(10):
         change = await waiting
     assert (change.id, change.state) == (host.id, HostState.GONE)
     assert "SIGKILL" in change.cause
+    assert folders_of(pid) == []
     assert list(await backend.list()) == []
     await changes.aclose()
 
@@ -123,7 +129,7 @@ async def test_a_record_whose_process_is_gone_is_forgotten(backend, make, tmp_pa
     (file,) = (tmp_path / "hosts").glob("*.json")
     record = msgspec.json.decode(file.read_bytes())
     os.kill(record["pid"], signal.SIGKILL)
-    os.waitpid(record["pid"], 0)
+    await asyncio.to_thread(os.waitpid, record["pid"], 0)
     successor = make()
     assert list(await successor.list()) == []
     assert not file.exists()
