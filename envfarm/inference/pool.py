@@ -24,7 +24,7 @@ class _Member:
         self.usable = True
         self.probing = asyncio.Lock()
         self.probe_after = Deadline.after(0.0)
-        self.live = 0
+        self.owes_resume = False
 
     def eject(self) -> None:
         self.usable = False
@@ -71,7 +71,6 @@ class EnginePool:
         deadline = Deadline.after(timeout)
         while True:
             member = await self._choose(request.routing_key or request.rid, deadline)
-            member.live += 1
             self._where[request.rid] = member
             try:
                 generation = await member.client.generate(request, timeout=deadline.remaining())
@@ -79,7 +78,6 @@ class EnginePool:
                 member.eject()
                 continue
             finally:
-                member.live -= 1
                 if self._where.get(request.rid) is member:
                     del self._where[request.rid]
             self._notice_old_weights(member, generation)
@@ -91,15 +89,22 @@ class EnginePool:
         if member is not None:
             await member.client.abort(rid)
             return
-        await self._all(lambda client: client.abort(rid))
+        await self._all(lambda member: member.client.abort(rid))
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop sampling everywhere."""
-        await self._all(lambda client: client.pause(mode))
+        await self._all(lambda member: member.client.pause(mode))
 
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
-        await self._all(lambda client: client.resume())
+        for member in self._members:
+            member.owes_resume = True
+
+        async def resume(member: _Member) -> None:
+            await member.client.resume()
+            member.owes_resume = False
+
+        await self._all(resume)
 
     async def update_weights_from_disk(self, path: str, *, version: int, timeout: float) -> None:
         """Serve the weights under ``path`` as ``version`` everywhere.
@@ -145,6 +150,9 @@ class EnginePool:
                 if self._latest is not None and version < self._latest[1]:
                     path, latest = self._latest
                     await member.client.update_weights_from_disk(path, version=latest, timeout=deadline.remaining())
+                if member.owes_resume:
+                    await member.client.resume()
+                    member.owes_resume = False
             except EngineError:
                 member.eject()
                 return False
@@ -166,12 +174,12 @@ class EnginePool:
         if self._latest is not None and generation.versions and generation.versions[-1].version < self._latest[1]:
             member.usable = False
 
-    async def _all(self, call: Callable[[SGLangClient], Awaitable[None]]) -> None:
+    async def _all(self, call: Callable[[_Member], Awaitable[None]]) -> None:
         """Make the same call everywhere; engines that cannot be reached have nothing to be told."""
 
         async def one(member: _Member) -> None:
             try:
-                await call(member.client)
+                await call(member)
             except EngineUnreachable:
                 member.eject()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 
@@ -15,9 +18,8 @@ class KVBuffer:
         self, *, layers: int, slots: int, kv_heads: int, context: int, head_dim: int, dtype: torch.dtype
     ) -> None:
         shape = (layers, slots, kv_heads, context, head_dim)
-        # Zeros, not empty: a masked position weighs 0, and 0 times a NaN left in fresh memory is NaN.
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        self.keys = _untouched_zeros(shape, dtype)
+        self.values = _untouched_zeros(shape, dtype)
         self._layers = [(self.keys[i], self.values[i]) for i in range(layers)]
 
     @staticmethod
@@ -57,3 +59,12 @@ class KVBuffer:
                 held = buffer[:, a, :, :longest].clone()
                 buffer[:, a, :, :longest] = buffer[:, b, :, :longest]
                 buffer[:, b, :, :longest] = held
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that the kernel provides page by page on first use; ``torch.zeros`` would write, and so hold, them all.
+
+    Zeros, not empty: a masked position weighs 0, and 0 times a NaN left in fresh memory is NaN.
+    """
+    data = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(data).view(dtype).view(shape)

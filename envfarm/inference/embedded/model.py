@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import torch
 import transformers
 from safetensors import SafetensorError
@@ -88,14 +89,11 @@ class CausalModel:
 
     def read_weights(self, folder: Path) -> Weights:
         """Weights under ``folder``, checked against this model, ready for :meth:`swap`. May run in any thread."""
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise EngineError(f"no *.safetensors in {folder}; expected the weights of a Hugging Face folder")
         weights: Weights = {}
         try:
-            for file in files:
+            for file in _weight_files(folder):
                 weights.update(load_file(file))
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, msgspec.DecodeError) as error:
             raise EngineError(f"cannot read weights under {folder}: {error}") from error
         mismatch = self._mismatch(weights)
         if mismatch is None:
@@ -132,6 +130,21 @@ class CausalModel:
         if remaining is not None:
             raise EngineError(f"weights under {folder} do not fit the served model: {remaining}")
         return weights
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that a model folder's weights are in: one, or those that its index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+        return [folder / name for name in sorted(set(names))]
+    raise EngineError(f"no model.safetensors in {folder}; expected the weights of a Hugging Face folder")
 
 
 def _check_supported(folder: Path, config: PretrainedConfig) -> None:
