@@ -89,7 +89,8 @@ class RunServicer(RunServiceServicer):
     ) -> pb.ReportMetricsResponse:
         """Add points."""
         async with _reported(context):
-            await self._registry.report(request.run_id, [point_from_pb(point) for point in request.points])
+            points = [point_from_pb(point) for point in request.points]
+            await self._registry.report(request.run_id, points, request.worker)
             return pb.ReportMetricsResponse()
 
     async def WatchRun(  # noqa: N802

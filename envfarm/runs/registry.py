@@ -27,6 +27,7 @@ Tickets = list[GroupTicket]
 Points = list[MetricPoint]
 
 LEASE_SECONDS = 600.0
+SILENCE_SECONDS = 60.0
 _TICKETS_AT_ONCE = 1_024
 _HISTORY_PAGE = 2_000
 _WATCH_SECONDS = 60.0
@@ -43,17 +44,19 @@ class RunRegistry:
         tasks: TaskSource,
         *,
         lease_seconds: float = LEASE_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open or create ``path``. Does file I/O. Raises ``LogError`` or ``ConfigError``.
 
         ``tasks`` gives tickets their tasks. A ticket is given to another worker when its group is not whole and
-        neither a record of it nor its worker was seen for ``lease_seconds`` of ``clock`` (seconds since the epoch).
+        neither a record of it nor its worker was seen for ``lease_seconds`` of ``clock`` (seconds since the epoch),
+        or for ``silence_seconds`` if that worker has been reporting metrics.
         """
         self._database = Database.shared(Path(path))
         self._pages = TaskPages(tasks)
-        self._lease = lease_seconds
         self._clock = clock
+        self._patience = tickets.Patience(lease=lease_seconds, silence=silence_seconds, since=clock())
 
     async def create(self, name: str, settings: RunSettings, request_id: str = "") -> Run:
         """A new run, running; the same one again for a ``request_id`` that was seen. Raises ``ConfigError``."""
@@ -103,13 +106,19 @@ class RunRegistry:
                 return [], run, outlook.waiting_for
             await self._database.changed(seen, timeout=min(deadline.remaining(), outlook.look_again_s))
 
-    async def report(self, run_id: str, points: Sequence[MetricPoint]) -> None:
-        """Add points to series. Raises ``ConfigError``."""
+    async def report(self, run_id: str, points: Sequence[MetricPoint], worker: str = "") -> None:
+        """Add points to series; renews the leases of ``worker``, the name under which it acquires.
+
+        Raises ``ConfigError``.
+        """
         metrics.check(points)
+        now = self._clock()
 
         def store(connection: sqlite3.Connection) -> None:
             _get(connection, run_id)
             metrics.store(connection, run_id, points)
+            if worker:
+                tickets.hear(connection, run_id, worker, now, reporting=True)
 
         await self._database.write(store, size=128 * len(points))
 
@@ -142,7 +151,7 @@ class RunRegistry:
         """Renew the worker's leases, unless that was done a moment ago."""
         now = self._clock()
         heard = await self._database.read(lambda c: tickets.oldest_heard(c, run_id, worker))
-        if heard is not None and now - heard > self._lease / 10:
+        if heard is not None and now - heard > self._patience.lease / 100:
             await self._database.write(lambda c: tickets.hear(c, run_id, worker, now))
 
     async def _look(self, run_id: str, limit: int, request_id: str) -> tuple[Run, tickets.Outlook]:
@@ -150,7 +159,9 @@ class RunRegistry:
 
         def look(connection: sqlite3.Connection) -> tuple[Run, tickets.Outlook]:
             run = _get(connection, run_id)
-            return run, tickets.look(connection, run, request_id=request_id, limit=limit, lease=self._lease, now=now)
+            return run, tickets.look(
+                connection, run, request_id=request_id, limit=limit, patience=self._patience, now=now
+            )
 
         return await self._database.read(look)
 
@@ -165,7 +176,7 @@ class RunRegistry:
             present = _get(connection, run.id)
             tickets.forget_whole(connection, present, now - _KEEP_TICKET_SECONDS)
             return tickets.issue(
-                connection, present, worker=worker, request_id=request_id, limit=limit, lease=self._lease, now=now
+                connection, present, worker=worker, request_id=request_id, limit=limit, patience=self._patience, now=now
             )
 
         numbers = await self._database.write(issue)

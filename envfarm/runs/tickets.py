@@ -15,14 +15,28 @@ from envfarm.core.run import Run, RunState
 HARD_LEASES = 6
 """A ticket that nothing was recorded for is given to another after this many leases, however alive its holder is."""
 
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a ticket stays its holder's, in seconds since the holder was heard of or a record of the group came.
+
+    ``silence`` is for holders that have reported metrics and so are expected to go on, ``lease`` for those that never
+    did. Nothing counts as silence before ``since``, when this registry began to listen (seconds since the epoch).
+    """
+
+    lease: float
+    silence: float
+    since: float
+
+
 _OPEN = """
     FROM tickets AS t
     LEFT JOIN groups AS g ON g.run_id = t.run_id AND g.purpose = :purpose AND g.group_id = t.group_id
     WHERE t.run_id = :run AND g.position IS NULL
 """
 _EXPIRES = (
-    "min(max(t.heard_at, coalesce(g.updated_at, 0)) + :lease,"
-    f" max(t.issued_at, coalesce(g.updated_at, 0)) + {HARD_LEASES} * :lease)"
+    "CASE WHEN t.heard_at < 0 THEN 0 ELSE"
+    " min(max(t.heard_at, coalesce(g.updated_at, 0), :since) + iif(t.reporting, :silence, :lease),"
+    f" max(t.issued_at, coalesce(g.updated_at, 0)) + {HARD_LEASES} * :lease) END"
 )
 
 
@@ -46,7 +60,7 @@ def window(run: Run) -> int:
 
 
 def look(
-    connection: sqlite3.Connection, run: Run, *, limit: int, lease: float, now: float, request_id: str = ""
+    connection: sqlite3.Connection, run: Run, *, limit: int, patience: Patience, now: float, request_id: str = ""
 ) -> Outlook:
     """How many tickets could be issued at ``now`` (at most ``limit``), or why none.
 
@@ -57,7 +71,7 @@ def look(
     if run.state is not RunState.RUNNING:
         by = f" by {run.cause}" if run.cause else ""
         return Outlook(expired=0, fresh=0, waiting_for=f"run is {run.state.value}{by}", look_again_s=60.0)
-    of_run = {"run": run.id, "purpose": run.settings.purpose, "lease": lease, "now": now}
+    of_run = _of(run, patience, now)
     running, expired, expires = connection.execute(
         f"SELECT count(*), coalesce(sum({_EXPIRES} <= :now), 0), min({_EXPIRES}) {_OPEN}",
         of_run,
@@ -79,7 +93,14 @@ def consumed(connection: sqlite3.Connection, run_id: str) -> int:
 
 
 def issue(
-    connection: sqlite3.Connection, run: Run, *, worker: str, request_id: str, limit: int, lease: float, now: float
+    connection: sqlite3.Connection,
+    run: Run,
+    *,
+    worker: str,
+    request_id: str,
+    limit: int,
+    patience: Patience,
+    now: float,
 ) -> list[int]:
     """Numbers of the groups that ``worker`` may start: expired tickets first, then new ones.
 
@@ -87,10 +108,10 @@ def issue(
     """
     if repeated := _issued_before(connection, run.id, request_id):
         return repeated
-    outlook = look(connection, run, limit=limit, lease=lease, now=now)
+    outlook = look(connection, run, limit=limit, patience=patience, now=now)
     if not outlook.any:
         return []
-    of_run = {"run": run.id, "purpose": run.settings.purpose, "lease": lease, "now": now, "limit": outlook.expired}
+    of_run = _of(run, patience, now) | {"limit": outlook.expired}
     rows = connection.execute(
         f"SELECT t.number {_OPEN} AND {_EXPIRES} <= :now ORDER BY t.number LIMIT :limit",
         of_run,
@@ -106,9 +127,13 @@ def issue(
     return numbers
 
 
-def hear(connection: sqlite3.Connection, run_id: str, worker: str, now: float) -> None:
-    """Renew the leases of ``worker``: it has just been heard of."""
-    connection.execute("UPDATE tickets SET heard_at = ? WHERE run_id = ? AND worker = ?", (now, run_id, worker))
+def hear(connection: sqlite3.Connection, run_id: str, worker: str, now: float, *, reporting: bool = False) -> None:
+    """Renew the leases of ``worker``: it has just been heard of; with ``reporting`` it will be again soon."""
+    connection.execute(
+        "UPDATE tickets SET heard_at = ?, reporting = max(reporting, ?) WHERE run_id = ? AND worker = ?"
+        " AND heard_at >= 0",
+        (now, int(reporting), run_id, worker),
+    )
 
 
 def oldest_heard(connection: sqlite3.Connection, run_id: str, worker: str) -> float | None:
@@ -121,7 +146,7 @@ def oldest_heard(connection: sqlite3.Connection, run_id: str, worker: str) -> fl
 def take_back(connection: sqlite3.Connection, run_id: str, numbers: Sequence[int]) -> None:
     """Let the next asker have these: they never reached their worker."""
     connection.executemany(
-        "UPDATE tickets SET heard_at = 0, request_id = '' WHERE run_id = ? AND number = ?",
+        "UPDATE tickets SET heard_at = -1, request_id = '' WHERE run_id = ? AND number = ?",
         [(run_id, number) for number in numbers],
     )
 
@@ -138,6 +163,11 @@ def forget_whole(connection: sqlite3.Connection, run: Run, before: float) -> Non
 def group_id(run_id: str, number: int) -> str:
     """The id of a run's group: it follows from its number, so that a ticket issued again means the same group."""
     return f"{run_id}/{number}"
+
+
+def _of(run: Run, patience: Patience, now: float) -> dict[str, str | float]:
+    """Parameters of the queries over a run's open tickets."""
+    return {"run": run.id, "purpose": run.settings.purpose, "now": now, **msgspec.structs.asdict(patience)}
 
 
 def _issued_before(connection: sqlite3.Connection, run_id: str, request_id: str) -> list[int]:

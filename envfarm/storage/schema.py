@@ -5,7 +5,7 @@
 ``totals``      what ``TrajectoryLog.counts`` answers, kept as records come
 ``consumers``   committed positions
 ``runs``        one experiment each; ``settings`` is JSON of ``RunSettings``
-``tickets``     groups handed out: to whom, when, and when the holder was last heard of
+``tickets``     groups handed out: to whom, when, when the holder was last heard of, and whether it reports
 ``metrics``     points of series; ``seq`` grows with every change, so that a watcher asks for what is new
 """
 
@@ -77,6 +77,7 @@ CREATE TABLE tickets (
     request_id TEXT NOT NULL,
     issued_at REAL NOT NULL,
     heard_at REAL NOT NULL,
+    reporting INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, number)
 ) WITHOUT ROWID;
 CREATE INDEX tickets_by_request ON tickets (run_id, request_id);

@@ -28,10 +28,16 @@ Points = list[MetricPoint]
 
 
 class RunClient:
-    """Client of ``RunService``. The channel stays the caller's to close. Raises the farm's errors."""
+    """Client of ``RunService``. The channel stays the caller's to close. Raises the farm's errors.
+
+    Tickets belong to one client: a worker that starts again under the same name holds none of those it had before,
+    and what this client reports tells the registry that it is still there.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = RunServiceStub(channel)
+        self._instance = new_id("client")
+        self._worker = ""  # as which this client acquires, once it does
 
     async def create(self, name: str, settings: RunSettings, request_id: str = "") -> Run:
         """A new run; the same one again for a ``request_id`` (default: a fresh one) that was used before."""
@@ -60,10 +66,11 @@ class RunClient:
         """
         deadline = Deadline.after(timeout)
         request_id = new_id("acquire")
+        self._worker = f"{worker} {self._instance}"
 
         async def ask(left: float) -> pb.AcquireGroupsResponse:
             request = pb.AcquireGroupsRequest(
-                run_id=run_id, worker=worker, limit=limit, timeout_s=deadline.remaining(), request_id=request_id
+                run_id=run_id, worker=self._worker, limit=limit, timeout_s=deadline.remaining(), request_id=request_id
             )
             return await self._stub.AcquireGroups(request, timeout=left)
 
@@ -78,7 +85,8 @@ class RunClient:
 
     async def report(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         """Add points to series."""
-        request = pb.ReportMetricsRequest(run_id=run_id, points=[point_to_pb(point) for point in points])
+        sent = [point_to_pb(point) for point in points]
+        request = pb.ReportMetricsRequest(run_id=run_id, points=sent, worker=self._worker)
         await retrying(lambda left: self._stub.ReportMetrics(request, timeout=left), timeout=QUERY_SECONDS)
 
     async def watch(self, run_id: str, history: bool = False) -> AsyncGenerator[tuple[Run, Points], None]:

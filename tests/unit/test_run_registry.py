@@ -231,6 +231,57 @@ async def test_asking_renews_a_workers_leases_but_not_for_ever(registry, clock):
     assert (await registry.acquire(run.id, "slow", 1, 0))[0] == held[:1]
 
 
+async def test_a_worker_that_reported_is_missed_sooner_than_one_that_never_did(registry, clock):
+    run = await registry.create("a", SETTINGS)
+    reporting, _, _ = await registry.acquire(run.id, "reporting", 1, 1)
+    await registry.acquire(run.id, "silent", 1, 1)
+    for _ in range(5):
+        clock.now += 59
+        await registry.report(run.id, [point()], "reporting")
+    assert [t.index for t in (await registry.acquire(run.id, "w", 1, 0))[0]] == [2]
+    clock.now += 61
+    assert (await registry.acquire(run.id, "w", 1, 0))[0] == reporting
+
+
+async def test_a_registry_that_was_away_waits_for_the_workers_to_be_heard_again(registry, clock, tmp_path):
+    run = await registry.create("a", SETTINGS)
+    held, _, _ = await registry.acquire(run.id, "w", 1, 1)
+    await registry.report(run.id, [point()], "w")
+    clock.now += 300
+    later = RunRegistry(tmp_path / "farm.db", Shelf(), clock=clock)
+    assert [t.index for t in (await later.acquire(run.id, "other", 1, 0))[0]] == [1]
+    clock.now += 61
+    assert (await later.acquire(run.id, "other", 1, 0))[0] == held
+    await later.close()
+
+
+async def test_tickets_whose_tasks_could_not_be_had_go_to_the_next_asker(tmp_path, clock):
+    class Fussy(Shelf):
+        broken = False
+
+        async def tasks(self, environment: str, split: str, offset: int, limit: int) -> list[Task]:
+            if self.broken and offset < 64:
+                raise EnvironmentCodeError("tasks() raised")
+            return await super().tasks(environment, split, offset, limit)
+
+    shelf = Fussy()
+    endless = msgspec.structs.replace(SETTINGS, purpose="collect")
+    first = RunRegistry(tmp_path / "farm.db", shelf, clock=clock)
+    run = await first.create("a", endless)
+    await first.acquire(run.id, "gone", 64, 1)
+    clock.now += 601
+    shelf.broken = True
+    second = RunRegistry(tmp_path / "farm.db", shelf, lease_seconds=1, clock=clock)
+    clock.now += 2
+    with pytest.raises(EnvironmentCodeError):
+        await second.acquire(run.id, "w", 1, 0)
+    shelf.broken = False
+    tickets, _, _ = await second.acquire(run.id, "w", 1, 0)
+    assert [t.index for t in tickets] == [0]
+    await first.close()
+    await second.close()
+
+
 async def test_records_of_a_group_renew_its_lease(registry, log, clock):
     run = await registry.create("a", SETTINGS)
     await registry.acquire(run.id, "w", 2, 1)

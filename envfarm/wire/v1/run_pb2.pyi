@@ -582,8 +582,11 @@ class ReportMetricsRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Id of the run."""
+    worker: _builtins.str
+    """Name under which the reporting process acquires groups: it is alive, so its tickets stay its own; may be empty."""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]:
         """Points in any order."""
@@ -593,10 +596,11 @@ class ReportMetricsRequest(_message.Message):
         *,
         run_id: _builtins.str = ...,
         points: _abc.Iterable[Global___MetricPoint] | None = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "run_id", b"run_id", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
