@@ -52,7 +52,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Live state of an engine."""
+    """Live state of an engine. ``context_tokens``: most tokens of a prompt and its answer together, if it tells."""
 
     url: str
     model_path: str
@@ -61,6 +61,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     tokens_generated: int = 0
+    context_tokens: int | None = None
 
 
 class Engine(Protocol):

@@ -65,6 +65,13 @@ class _Load(msgspec.Struct):
     num_waiting_reqs: int = 0
 
 
+class _Lengths(msgspec.Struct):
+    """What ``/server_info`` tells of lengths: SGLang's context is null where it is the model's own."""
+
+    context_length: int | None = None
+    max_req_input_len: int | None = None
+
+
 class _Loads(msgspec.Struct):
     loads: list[_Load] = []
 
@@ -204,6 +211,7 @@ class SGLangClient:
         try:
             path, version = await self._model_info(deadline)
             loads = await self._get("/v1/loads", _Loads, deadline)
+            lengths = await self._get("/server_info", _Lengths, deadline)
             tokens = await self._tokens_generated(deadline)
         except EngineError:
             return EngineStatus(url=self.url, model_path="", version=-1, healthy=False)
@@ -214,6 +222,7 @@ class SGLangClient:
             running=sum(load.num_running_reqs for load in loads.loads),
             waiting=sum(load.num_waiting_reqs for load in loads.loads),
             tokens_generated=tokens,
+            context_tokens=lengths.context_length or lengths.max_req_input_len,
         )
 
     async def server_info(self, *, timeout: float = _STATUS_SECONDS) -> dict[str, Any]:

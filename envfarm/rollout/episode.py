@@ -238,7 +238,9 @@ class Episode:
         return "tokens" if message.diagnosis is Diagnosis.NONE else ""
 
     def _room(self, prompt_ids: list[int], opened: Opened) -> int:
-        return opened.limits.context_tokens - len(prompt_ids)
+        served = self._side.context_tokens
+        allowed = opened.limits.context_tokens if served is None else min(served, opened.limits.context_tokens)
+        return allowed - len(prompt_ids)
 
     def _step_tokens(self, opened: Opened) -> int:
         asked = self.spec.max_tokens

@@ -18,6 +18,7 @@ from envfarm.rollout.groups import GroupSpec, run_group
 from envfarm.rollout.intake import LogWriter
 from envfarm.rollout.metrics import completion, mean, part_sums
 from envfarm.rollout.ports import Episodes, PolicySide
+from envfarm.rollout.sampling import within_context
 from envfarm.rollout.scheduling import InFlight
 
 _PAGE = 1000
@@ -67,6 +68,7 @@ async def evaluate(
     """
     started = time.monotonic()
     tasks = await _tasks(side.episodes, environment, split, count)
+    side = await within_context(side)
     in_flight = InFlight(concurrency)
     final: list[Trajectory] = []
     async with LogWriter(side.log) as writer:

@@ -78,10 +78,15 @@ class Runs(Protocol):
 
 
 class PolicySide(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an episode needs on the policy's side. ``name`` is the policy's, for the record."""
+    """All that an episode needs on the policy's side. ``name`` is the policy's, for the record.
+
+    ``context_tokens``: most tokens that the engines take, prompt and answer together; ``None``: not known. The
+    environment's own limit holds too. Filled in by :func:`envfarm.rollout.sampling.within_context`.
+    """
 
     episodes: Episodes
     engine: Engine
     tokens: TokenBuilder
     log: Log
     name: str = ""
+    context_tokens: int | None = None

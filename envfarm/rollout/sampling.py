@@ -13,6 +13,7 @@ from envfarm.core.deadline import Deadline
 from envfarm.core.engine import Engine, GenerateRequest, Generation, SamplingParams
 from envfarm.core.errors import DeadlineExceeded, EngineAborted, EngineError, FarmError
 from envfarm.core.ids import derived_seed
+from envfarm.rollout.ports import PolicySide
 
 GRACE_S = 5.0
 """Seconds for an aborted request to bring its partial tokens back."""
@@ -31,6 +32,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[int]
     finish: Literal["stop", "length", "time"]
     seconds: float
+
+
+async def within_context(side: PolicySide) -> PolicySide:
+    """``side`` with the shortest context of its engines, so that a full context is a limit and no engine's error."""
+    if side.context_tokens is not None:
+        return side
+    try:
+        states = await side.engine.status()
+    except FarmError:
+        return side
+    lengths = [state.context_tokens for state in states if state.context_tokens is not None]
+    return msgspec.structs.replace(side, context_tokens=min(lengths)) if lengths else side
 
 
 async def sample_answer(

@@ -16,6 +16,7 @@ from envfarm.rollout.groups import GroupSpec, run_group
 from envfarm.rollout.intake import LogWriter
 from envfarm.rollout.metrics import Meter, points
 from envfarm.rollout.ports import PolicySide, Runs
+from envfarm.rollout.sampling import within_context
 from envfarm.rollout.scheduling import InFlight
 from envfarm.wire.retry import backoff
 
@@ -92,6 +93,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work. Raises :class:`FarmError` when the run is unknown or the log stays away for too long."""
+        self._side = await within_context(self._side)
         async with asyncio.TaskGroup() as background:
             reporter = background.create_task(self._report(), name="metrics")
             try:

@@ -21,6 +21,7 @@ from envfarm.core.task import Limits, Task
 from envfarm.core.trajectory import Trajectory
 from envfarm.rollout.episode import Episode, EpisodeSpec, Phase
 from envfarm.rollout.ports import PolicySide
+from envfarm.rollout.sampling import within_context
 from envfarm.rollout.scripted import ScriptedEngine
 from envfarm.rollout.tokens import PolicyTokenizer
 from envfarm.rollout.tokens.template import TemplateBuilder
@@ -333,6 +334,20 @@ async def test_an_exhausted_context_ends_the_episode_in_the_step_that_filled_it(
     assert trajectory.outcome == Outcome.truncated("context")
     assert trajectory.sampled_tokens == 8
     assert sum(len(s.token_ids) for s in trajectory.segments) == start + 8
+
+
+async def test_a_context_that_the_engine_does_not_have_is_a_limit_and_no_error() -> None:
+    start = len(tokens().start([Message(role="user", content=str(TASK.prompt))], TOOLS))
+
+    class Short(ScriptedEngine):
+        async def status(self) -> list[EngineStatus]:
+            return [EngineStatus(url="", model_path="", version=5, context_tokens=n) for n in (start + 8, 4096)]
+
+    engine = Short(tokens()._tokenizer, [LOOK])
+    side = PolicySide(episodes=Gateway(), engine=engine, tokens=tokens(), log=NoLog())
+    trajectory = await Episode(spec(), await within_context(side)).run(asyncio.Semaphore(1))
+    assert trajectory.outcome == Outcome.truncated("context")
+    assert trajectory.sampled_tokens == 8
 
 
 async def test_a_context_filled_by_a_reply_ends_the_episode_with_an_empty_step() -> None:
