@@ -245,7 +245,9 @@ async def test_status_reads_version_loads_and_the_token_counter(script, client):
     script.answers = [
         web.json_response({"model_path": "m", "weight_version": "4"}),
         web.json_response({"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}, {"num_running_reqs": 3}]}),
+        web.json_response({"context_length": None, "max_req_input_len": 90}),
         web.Response(text='# TYPE x counter\nsglang:generation_tokens_total{model_name="m"} 12.0\n'),
     ]
     status = await client.status()
     assert (status.version, status.running, status.waiting, status.tokens_generated) == (4, 5, 1, 12)
+    assert status.context_tokens == 90
