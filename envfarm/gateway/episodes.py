@@ -21,7 +21,7 @@ from envfarm.gateway.handles import Seat, Signer
 from envfarm.gateway.host_link import RELEASE_SECONDS, HostLink, ignore
 from envfarm.gateway.hosts import HostPool
 from envfarm.gateway.served import Served
-from envfarm.gateway.steps import Known, StepDone, StepInFlight, lost
+from envfarm.gateway.steps import Known, StepDone, StepInFlight, fill_lost
 from envfarm.wire.convert.tasks import limits_to_pb, reward_from_pb
 from envfarm.wire.retry import backoff
 from envfarm.wire.v1.episode_pb2 import (
@@ -170,40 +170,46 @@ class Episodes:
 
     # Stepping
 
-    def step(self, request: StepRequest, timeout: float, done: StepDone) -> None:
-        """Take a step; ``done`` is called once, from the loop, with the answer or the error.
+    def step(self, request: StepRequest, response: StepResponse, timeout: float, done: StepDone) -> None:
+        """Take a step: fill ``response``, then call ``done``; or call it with the error. Once, from the loop.
 
         Raises the farm's errors for requests that cannot be a policy's: forged handles, no action, while draining.
         """
-        self._refuse_when_draining()
+        if self._draining:
+            self._refuse_when_draining()
         known = self._known.get(request.handle)
         if known is None or known.seat.expires_at < time.time():
             seat = self._signer.verify(request.handle)
             if seat.host_id not in self._pool.links and self._pool.may_adopt(seat.host_id):
-                self._tasks.create_task(self._step_elsewhere(seat, request, timeout, done), name="adopt")
+                self._tasks.create_task(self._step_elsewhere(seat, request, response, timeout, done), name="adopt")
                 return
             known = self._learn(request.handle, seat)
         link = self._pool.links.get(known.seat.host_id)
         if link is None or known.served is None:
-            done(lost(request, self._pool.loss(known.seat.host_id), known.composition))
+            fill_lost(response, request, self._pool.loss(known.seat.host_id), known.composition)
+            done(None)
             return
-        most = known.served.step_seconds
-        deadline = Deadline.after(min(timeout, most) if timeout > 0 else most)
+        seconds = known.served.step_seconds
+        if 0 < timeout < seconds:
+            seconds = timeout
 
-        def finished(result: StepResponse | FarmError) -> None:
+        def finished(error: FarmError | None) -> None:
             self.in_flight -= 1
             if self._draining:
                 self._note_idle()
-            done(result)
+            done(error)
 
-        StepInFlight(known, known.served, request, deadline, finished, self._recover).begin(link)
+        ends = asyncio.get_running_loop().time() + seconds
+        StepInFlight(known, known.served, request, response, ends, finished, self._recover).begin(link)
         self.in_flight += 1  # begin() never calls back before it returns
 
-    async def _step_elsewhere(self, seat: Seat, request: StepRequest, timeout: float, done: StepDone) -> None:
+    async def _step_elsewhere(
+        self, seat: Seat, request: StepRequest, response: StepResponse, timeout: float, done: StepDone
+    ) -> None:
         """A step on a host that another gateway made."""
         await self._pool.adopt(seat.host_id, seat.address)
         try:
-            self.step(request, timeout, done)
+            self.step(request, response, timeout, done)
         except FarmError as error:
             done(error)
 

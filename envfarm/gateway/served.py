@@ -13,7 +13,10 @@ HANDLE_SLACK_SECONDS = 3600.0
 
 
 class Served:
-    """One environment, immutable. ``pb`` is the description as it goes over the wire."""
+    """One environment, immutable. ``pb`` is the description as it goes over the wire.
+
+    ``handle_seconds`` is the life of a handle: longer than any episode, so that only a lost one meets its end.
+    """
 
     def __init__(self, pb: types_pb2.EnvironmentInfo) -> None:
         self.pb = pb
@@ -22,17 +25,12 @@ class Served:
         self.catalogue = Catalogue(self.info.tools)
         self.title = f"{self.info.name}@{self.info.version}"
 
-    @property
-    def step_seconds(self) -> float:
-        """Most wall seconds that a step can take by the environment's own limits."""
-        limits = self.limits
-        tools = limits.calls_per_step * max([limits.tool_seconds, *self._own_limits()])
-        return min(limits.seconds, tools + limits.verify_seconds) + ANSWER_SECONDS
+        self.step_seconds = _step_seconds(self.info)
+        self.handle_seconds = self.limits.seconds + HANDLE_SLACK_SECONDS
 
-    @property
-    def handle_seconds(self) -> float:
-        """Life of a handle: longer than any episode, so that only a lost one meets its end."""
-        return self.limits.seconds + HANDLE_SLACK_SECONDS
 
-    def _own_limits(self) -> list[float]:
-        return [tool.timeout_s for tool in self.info.tools if tool.timeout_s is not None]
+def _step_seconds(info: EnvironmentInfo) -> float:
+    """Most wall seconds that a step can take by the environment's own limits."""
+    limits = info.limits
+    longest = max([limits.tool_seconds, *(tool.timeout_s for tool in info.tools if tool.timeout_s is not None)])
+    return min(limits.seconds, limits.calls_per_step * longest + limits.verify_seconds) + ANSWER_SECONDS

@@ -62,7 +62,8 @@ class EpisodeServicer(EpisodeServiceServicer):
     def _begin(self, command: pb.Command, answer: Answer) -> Coroutine[Any, Any, pb.Reply] | None:
         kind = command.WhichOneof("kind")
         if kind == "step":
-            self._episodes.step(command.step, command.timeout_s, partial(_answer_step, answer))
+            reply = pb.Reply()
+            self._episodes.step(command.step, reply.step, command.timeout_s, partial(_answer_step, answer, reply))
             return None
         if kind == "open":
             return self._open(command)
@@ -77,25 +78,26 @@ class EpisodeServicer(EpisodeServiceServicer):
         return pb.Reply(close=await self._episodes.close(command.close, command.timeout_s))
 
     async def _step(self, request: pb.StepRequest, timeout: float) -> pb.StepResponse:
-        future: asyncio.Future[pb.StepResponse] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(result: pb.StepResponse | FarmError) -> None:
+        def done(error: FarmError | None) -> None:
             if future.done():
                 return
-            if isinstance(result, FarmError):
-                future.set_exception(result)
+            if error is not None:
+                future.set_exception(error)
             else:
-                future.set_result(result)
+                future.set_result(None)
 
-        self._episodes.step(request, timeout, done)
-        return await future
+        response = pb.StepResponse()
+        self._episodes.step(request, response, timeout, done)
+        await future
+        return response
 
 
-def _answer_step(answer: Answer, result: pb.StepResponse | FarmError) -> None:
-    if isinstance(result, FarmError):
-        answer(pb.Reply(error=to_status(result)))
-    else:
-        answer(pb.Reply(step=result))
+def _answer_step(answer: Answer, reply: pb.Reply, error: FarmError | None) -> None:
+    if error is not None:
+        reply.error.CopyFrom(to_status(error))
+    answer(reply)
 
 
 async def _reported(context: Context, work: Awaitable[T]) -> T:

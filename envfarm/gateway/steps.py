@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from envfarm.core.deadline import Deadline
 from envfarm.core.errors import DeadlineExceeded, EnvironmentCodeError, FarmError, SandboxError, SlotLost, Unavailable
 from envfarm.core.ids import digest
 from envfarm.core.messages import Diagnosis
@@ -23,14 +22,14 @@ from envfarm.gateway.handles import Seat
 from envfarm.gateway.host_link import HostLink
 from envfarm.gateway.served import Served
 from envfarm.wire.convert.enums import DIAGNOSIS_TO_PB, outcome_from_pb, outcome_to_pb
-from envfarm.wire.convert.messages import assistant_to_pb, call_to_pb, result_from_pb, result_to_pb
-from envfarm.wire.convert.tasks import parts_from_pb, parts_to_pb
+from envfarm.wire.convert.messages import assistant_to_pb, result_from_pb, result_to_pb
+from envfarm.wire.convert.tasks import parts_from_pb
 from envfarm.wire.retry import backoff
 from envfarm.wire.v1.episode_pb2 import StepRequest, StepResponse
-from envfarm.wire.v1.host_pb2 import RunStep, SlotCommand, SlotReply, StepRan
+from envfarm.wire.v1.host_pb2 import SlotCommand, SlotReply, StepRan
 
 log = logging.getLogger(__name__)
-StepDone = Callable[["StepResponse | FarmError"], None]
+StepDone = Callable[[FarmError | None], None]
 
 
 class Known:
@@ -48,36 +47,30 @@ class Known:
 
 
 class StepInFlight:
-    """One step in flight. ``begin`` returns at once; ``done`` is called once, with the answer or the error."""
+    """One step in flight: ``done`` is called once, after ``response`` has been filled or with the error instead.
 
-    __slots__ = (
-        "_admitted",
-        "_attempt",
-        "_command",
-        "_composition",
-        "_deadline",
-        "_done",
-        "_episode_id",
-        "_link",
-        "_recover",
-        "_request",
-        "_served",
-    )
+    Messages are filled in place: protobuf's constructors copy what they are given, which costs more than all the rest.
+    """
+
+    __slots__ = ("_admitted", "_attempt", "_command", "_done", "_ends", "_known", "_link", "_recover", "_request",
+                 "_response", "_served")  # fmt: skip
 
     def __init__(
         self,
         known: Known,
         served: Served,
         request: StepRequest,
-        deadline: Deadline,
+        response: StepResponse,
+        ends: float,
         done: StepDone,
         recover: Callable[[StepInFlight], None],
     ) -> None:
-        self._episode_id = known.seat.episode_id
-        self._composition = known.composition
+        """``ends`` is the deadline on the clock of the event loop; ``recover`` has :meth:`resend` run as a task."""
+        self._known = known
         self._served = served
         self._request = request
-        self._deadline = deadline
+        self._response = response
+        self._ends = ends
         self._done = done
         self._recover = recover
         self._attempt = 0
@@ -87,45 +80,56 @@ class StepInFlight:
         request = self._request
         self._link = link
         self._admitted = admitted = admit(request, self._served)
-        self._command = SlotCommand(
-            step=RunStep(
-                episode_id=self._episode_id,
-                index=request.index,
-                digest=action_digest(request),
-                content=admitted.message.content,
-                calls=[call_to_pb(c) for c in admitted.runnable],
-                results=[result_to_pb(r) for r in admitted.invalid],
-                order=[c.id for c in admitted.message.tool_calls],
-                limit=request.limit,
-                malformed=admitted.malformed,
-            )
-        )
+        self._command = SlotCommand()
+        run = self._command.step
+        run.episode_id = self._known.seat.episode_id
+        run.index = request.index
+        run.digest = action_digest(request)
+        run.content = admitted.message.content
+        run.order.extend([call.id for call in admitted.message.tool_calls])
+        for call in admitted.runnable:
+            run.calls.add(id=call.id, name=call.name, arguments=call.arguments)
+        if admitted.invalid:
+            run.results.extend([result_to_pb(result) for result in admitted.invalid])
+        if request.limit:
+            run.limit = request.limit
+        if admitted.malformed:
+            run.malformed = admitted.malformed
         self._send()
 
     def _send(self) -> None:
-        self._link.submit(self._command, self._deadline.remaining(), self._replied)
+        self._link.submit(self._command, self._left(), self._replied)
+
+    def _left(self) -> float:
+        return self._ends - asyncio.get_running_loop().time()
 
     def _replied(self, reply: SlotReply | FarmError) -> None:
         if isinstance(reply, FarmError):
             self._failed(reply)
-        else:
-            self._done(answer(self._request, self._admitted, reply.ran, self._served.limits, self._composition))
+            return
+        fill_answer(
+            self._response, self._request, self._admitted, reply.ran, self._served.limits, self._known.composition
+        )
+        self._done(None)
 
     def _failed(self, error: FarmError) -> None:
         if isinstance(error, Unavailable):
             self._recover(self)  # the host may live: its stored reply tells whether the step ran
+        elif isinstance(error, SlotLost):
+            self._lost(f"the slot is gone: {error}")
         elif isinstance(error, SandboxError | EnvironmentCodeError):
-            cause = str(error)
-            if isinstance(error, SlotLost):
-                cause = f"the slot is gone: {cause}"
-            self._done(lost(self._request, cause, self._composition))
+            self._lost(str(error))
         else:
             self._done(error)
+
+    def _lost(self, cause: str) -> None:
+        fill_lost(self._response, self._request, cause, self._known.composition)
+        self._done(None)
 
     async def resend(self) -> None:
         """Send the step again once its host answers; end the episode when it does not."""
         try:
-            async with asyncio.timeout(self._deadline.remaining()):
+            async with asyncio.timeout(self._left()):
                 alive = await self._link.recovered()
                 if alive:
                     await asyncio.sleep(backoff(self._attempt))
@@ -133,8 +137,7 @@ class StepInFlight:
             self._done(DeadlineExceeded(f"host {self._link.host.id} did not come back in time"))
             return
         if not alive:
-            cause = f"host {self._link.host.id} was lost: {self._link.cause or 'it left'}"
-            self._done(lost(self._request, cause, self._composition))
+            self._lost(f"host {self._link.host.id} was lost: {self._link.cause or 'it left'}")
             return
         self._attempt += 1
         try:
@@ -145,7 +148,7 @@ class StepInFlight:
 
 def action_digest(request: StepRequest) -> bytes:
     """What tells a repeated action from another one under the same index."""
-    if request.WhichOneof("action") == "text":
+    if request.HasField("text"):
         flags = b"text1" if request.truncated else b"text0"
         action = request.text.SerializeToString(deterministic=True)
     else:
@@ -153,11 +156,17 @@ def action_digest(request: StepRequest) -> bytes:
     return bytes.fromhex(digest(flags, action, request.limit.encode()))
 
 
-def answer(
-    request: StepRequest, admitted: Admitted, ran: StepRan, limits: Limits, composition: Composition
-) -> StepResponse:
-    """The answer to ``request`` that follows from what the host did."""
-    outcome = outcome_from_pb(ran.outcome) if ran.done else None
+def fill_answer(
+    response: StepResponse,
+    request: StepRequest,
+    admitted: Admitted,
+    ran: StepRan,
+    limits: Limits,
+    composition: Composition,
+) -> None:
+    """The answer to ``request`` that follows from what the host did: a pure function of the other arguments."""
+    done = ran.done
+    outcome = outcome_from_pb(ran.outcome) if done else None
     parts, reward = composition(
         StepContext(
             index=request.index,
@@ -169,35 +178,43 @@ def answer(
             completion=ran.completion if ran.HasField("completion") else None,
             repeated_calls=ran.repeated_calls,
             sampled_tokens=request.sampled_tokens if request.HasField("sampled_tokens") else None,
-            done=ran.done,
+            done=done,
             outcome=outcome,
             signals=parts_from_pb(ran.signals),
         )
     )
-    response = StepResponse(
-        index=request.index,
-        messages=ran.messages,
-        results=ran.results,
-        parts=parts_to_pb(parts),
-        reward=reward,
-        done=ran.done,
-        diagnosis=DIAGNOSIS_TO_PB[admitted.message.diagnosis],
-        seconds=ran.seconds,
-    )
-    if ran.done:
+    response.index = request.index
+    response.diagnosis = DIAGNOSIS_TO_PB[admitted.message.diagnosis]
+    response.seconds = ran.seconds
+    add = response.messages.add
+    for message in ran.messages:
+        add().CopyFrom(message)
+    add_result = response.results.add
+    for result in ran.results:
+        add_result().CopyFrom(result)
+    _fill_parts(response, parts)
+    if reward is not None:
+        response.reward = reward
+    if done:
+        response.done = True
         response.outcome.CopyFrom(ran.outcome)
     if request.HasField("text"):
         response.message.CopyFrom(assistant_to_pb(admitted.message))
-    return response
 
 
-def lost(request: StepRequest, cause: str, composition: Composition | None = None) -> StepResponse:
+def fill_lost(response: StepResponse, request: StepRequest, cause: str, composition: Composition) -> None:
     """The answer when the farm has lost the episode: over, with its cause, and without any reward."""
-    names = composition.names if composition is not None else ()
-    return StepResponse(
-        index=request.index,
-        done=True,
-        outcome=outcome_to_pb(Outcome.infra_failed(cause)),
-        parts=parts_to_pb(dict.fromkeys(names)),
-        diagnosis=request.message.diagnosis or DIAGNOSIS_TO_PB[Diagnosis.NONE],
-    )
+    response.index = request.index
+    response.done = True
+    response.outcome.CopyFrom(outcome_to_pb(Outcome.infra_failed(cause)))
+    response.diagnosis = request.message.diagnosis or DIAGNOSIS_TO_PB[Diagnosis.NONE]
+    _fill_parts(response, dict.fromkeys(composition.names))
+
+
+def _fill_parts(response: StepResponse, parts: Mapping[str, float | None]) -> None:
+    add = response.parts.add
+    for name, value in parts.items():
+        part = add()
+        part.name = name
+        if value is not None:
+            part.value = value

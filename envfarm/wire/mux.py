@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,7 +26,7 @@ from envfarm.wire.status import from_rpc, from_status, to_status
 
 log = logging.getLogger(__name__)
 SPLIT_BYTES = MESSAGE_BYTES // 4
-ENOUGH = 256
+SWEEP_SECONDS = 0.1
 
 
 class CommandMessage(Protocol):
@@ -54,22 +55,28 @@ Answer = Callable[[R], None]
 Handler = Callable[[C, Answer[R]], Coroutine[Any, Any, R] | None]
 
 
-def _batches(make: Callable[[list[Any]], Any], items: list[Any]) -> Iterable[tuple[Any, int, int]]:
+def _batches(make: Callable[[], Any], field: str, items: list[Any]) -> Iterable[tuple[Any, int, int]]:
     """Messages that hold ``items`` in order, none much larger than it must be; each with its count and its bytes."""
-    message = make(items)
+    message = make()
+    add = getattr(message, field).add
+    for item in items:
+        add().CopyFrom(item)  # less than half the cost of handing the list to the constructor
     size = message.ByteSize()
     if len(items) > 1 and size > SPLIT_BYTES:
         middle = len(items) // 2
-        yield from _batches(make, items[:middle])
-        yield from _batches(make, items[middle:])
+        yield from _batches(make, field, items[:middle])
+        yield from _batches(make, field, items[middle:])
     else:
         yield message, len(items), size
 
 
-async def _gathered(count: Callable[[], int]) -> None:
-    """Returns once a turn of the event loop has added nothing: what comes in bursts leaves in one message."""
+async def _gathered(count: Callable[[], int], in_flight: int) -> None:
+    """Returns when everything in flight is there, or a turn of the event loop has added nothing.
+
+    So a lone command leaves at once, and what comes in bursts leaves in one message.
+    """
     before = -1
-    while before < (now := count()) < ENOUGH:
+    while before < (now := count()) < in_flight:
         before = now
         await asyncio.sleep(0)
 
@@ -93,10 +100,11 @@ class MuxClient(Generic[C, R]):
     ) -> None:
         self._peer = peer
         self._open_stream = open_stream
-        self._make: Callable[[list[C]], Any] = lambda commands: request(commands=commands)
+        self._request = request
         self._limit = limit
-        self._room = asyncio.Semaphore(limit)
-        self._pending: dict[int, tuple[Done[R], asyncio.TimerHandle]] = {}
+        self._room: deque[asyncio.Future[None]] = deque()  # those who wait for room
+        self._pending: dict[int, tuple[Done[R], float]] = {}  # by id: whom to tell, and the deadline
+        self._sweeper: asyncio.TimerHandle | None = None
         self._queue: list[C] = []
         self._ready = asyncio.Event()
         self._next = 0
@@ -117,6 +125,8 @@ class MuxClient(Generic[C, R]):
             self._runner.cancel()
             await asyncio.wait([self._runner])
             self._runner = None
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         self._fail_all(Unavailable(f"the connection to {self._peer} was closed here"))
 
     async def call(self, command: C, timeout: float) -> R:
@@ -125,57 +135,78 @@ class MuxClient(Generic[C, R]):
         Raises the error that the reply carries, :class:`DeadlineExceeded` after ``timeout`` seconds,
         :class:`Unavailable` when the stream breaks.
         """
-        start = self._loop.time()
-        if self._room.locked():
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._room.acquire()
-            except TimeoutError:
-                raise DeadlineExceeded(f"{self._peer}: {self._limit} commands in flight for {timeout:g} s") from None
-        else:
-            await self._room.acquire()
+        if len(self._pending) >= self._limit:
+            timeout = await self._until_room(timeout)
+        future: asyncio.Future[R] = self._loop.create_future()
+        number = self.submit(command, timeout, partial(_settle, future))
         try:
-            future: asyncio.Future[R] = self._loop.create_future()
-            number = self.submit(command, timeout - (self._loop.time() - start), partial(_settle, future))
-            try:
-                return await future
-            except asyncio.CancelledError:
-                self._forget(number)
-                raise
-        finally:
-            self._room.release()
+            return await future
+        except asyncio.CancelledError:
+            self._take(number)
+            raise
 
     def submit(self, command: C, timeout: float, done: Done[R]) -> int:
         """Send ``command``; ``done`` is called exactly once, from the loop, with the reply or the error.
 
-        Never calls ``done`` before it returns. Raises :class:`Unavailable` when too much is in flight or the client
-        is closed.
+        Never calls ``done`` before it returns. Deadlines are kept to a tenth of a second. Raises
+        :class:`Unavailable` when too much is in flight or the client is closed.
         """
         if self._runner is None or len(self._pending) >= 2 * self._limit:
             why = "closed" if self._runner is None else f"full: {len(self._pending)} commands in flight"
             raise Unavailable(f"the connection to {self._peer} is {why}")
         self._next = number = self._next + 1
         command.id = number
-        timer = self._loop.call_later(timeout, self._expire, number, timeout)
-        self._pending[number] = (done, timer)
+        self._pending[number] = (done, self._loop.time() + timeout)
         self._queue.append(command)
         self._ready.set()
+        if self._sweeper is None:  # one timer for all: a timer each would cost more than the dictionary
+            self._sweeper = self._loop.call_later(min(timeout, SWEEP_SECONDS), self._sweep)
         return number
 
-    def _forget(self, number: int) -> None:
-        entry = self._pending.pop(number, None)
-        if entry is not None:
-            entry[1].cancel()
+    async def _until_room(self, timeout: float) -> float:
+        """Wait, in line, until less than the limit is in flight; returns what is left of ``timeout``."""
+        start = self._loop.time()
+        place: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(place)
+        try:
+            async with asyncio.timeout(timeout):
+                await place
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self._peer}: {self._limit} commands in flight for {timeout:g} s") from None
+        except asyncio.CancelledError:
+            self._let_in()  # should it have been this one's turn
+            raise
+        return timeout - (self._loop.time() - start)
 
-    def _expire(self, number: int, timeout: float) -> None:
-        done, _ = self._pending.pop(number)
-        _finish(done, DeadlineExceeded(f"{self._peer} has not answered within {timeout:.3g} s"))
+    def _take(self, number: int) -> Done[R] | None:
+        """Whom to tell of the end of a command; ``None`` when its end was told already. Lets the next in line go."""
+        entry = self._pending.pop(number, None)
+        if self._room:
+            self._let_in()
+        return entry[0] if entry is not None else None
+
+    def _let_in(self) -> None:
+        while self._room and len(self._pending) < self._limit:
+            place = self._room.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+
+    def _sweep(self) -> None:
+        """Fail what has passed its deadline."""
+        now = self._loop.time()
+        for number in [number for number, (_, deadline) in self._pending.items() if deadline <= now]:
+            done = self._take(number)
+            if done is not None:
+                _finish(done, DeadlineExceeded(f"{self._peer} has not answered in time"))
+        self._sweeper = self._loop.call_later(SWEEP_SECONDS, self._sweep) if self._pending else None
 
     def _fail_all(self, error: FarmError) -> None:
-        pending, self._pending, self._queue = self._pending, {}, []
-        for done, timer in pending.values():
-            timer.cancel()
-            _finish(done, error)
+        self._queue = []
+        for number in list(self._pending):
+            done = self._take(number)
+            if done is not None:
+                _finish(done, error)
 
     async def _run(self) -> None:
         while True:
@@ -211,10 +242,10 @@ class MuxClient(Generic[C, R]):
         try:
             while True:
                 await self._ready.wait()
-                await _gathered(lambda: len(self._queue))
+                await _gathered(lambda: len(self._queue), len(self._pending))
                 self._ready.clear()
                 commands, self._queue = self._queue, []
-                for message, _, size in _batches(self._make, commands):
+                for message, _, size in _batches(self._request, "commands", commands):
                     if size > MESSAGE_BYTES:
                         self._refuse(message.commands[0].id, size)
                     else:
@@ -226,23 +257,19 @@ class MuxClient(Generic[C, R]):
             call.cancel()
 
     def _refuse(self, number: int, size: int) -> None:
-        entry = self._pending.pop(number, None)
-        if entry is not None:
-            entry[1].cancel()
-            _finish(entry[0], ConfigError(f"a command of {size} bytes; at most {MESSAGE_BYTES} can be sent"))
+        done = self._take(number)
+        if done is not None:
+            _finish(done, ConfigError(f"a command of {size} bytes; at most {MESSAGE_BYTES} can be sent"))
 
     async def _read(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        pending = self._pending
         while True:
             batch: Any = await call.read()
             if batch is grpc.aio.EOF:
                 return
             for reply in batch.replies:
-                entry = pending.pop(reply.id, None)
-                if entry is None:
-                    continue  # timed out or given up meanwhile
-                entry[1].cancel()
-                _finish(entry[0], from_status(reply.error) if reply.WhichOneof("kind") == "error" else reply)
+                done = self._take(reply.id)
+                if done is not None:  # else it timed out or was given up meanwhile
+                    _finish(done, from_status(reply.error) if reply.WhichOneof("kind") == "error" else reply)
 
 
 def _settle(future: asyncio.Future[R], result: R | FarmError) -> None:
@@ -302,7 +329,7 @@ class _Serving(Generic[C, R]):
         self, handler: Handler[C, R], response: Callable[..., Any], reply: Callable[..., R], limit: int
     ) -> None:
         self._handler = handler
-        self._make: Callable[[list[R]], Any] = lambda replies: response(replies=replies)
+        self._response = response
         self._reply = reply
         self._limit = limit
         self._out: list[R] = []
@@ -353,10 +380,10 @@ class _Serving(Generic[C, R]):
         try:
             while True:
                 await self._ready.wait()
-                await _gathered(lambda: len(self._out))
+                await _gathered(lambda: len(self._out), self.in_flight)
                 self._ready.clear()
                 replies, self._out = self._out, []
-                for message, count, size in _batches(self._make, replies):
+                for message, count, size in _batches(self._response, "replies", replies):
                     await context.write(message if size <= MESSAGE_BYTES else self._oversized(message, size))
                     self.in_flight -= count
                 self._room.set()
@@ -368,4 +395,4 @@ class _Serving(Generic[C, R]):
 
     def _oversized(self, message: Any, size: int) -> Any:
         error = ConfigError(f"a reply of {size} bytes; at most {MESSAGE_BYTES} can be sent")
-        return self._make([self._reply(id=message.replies[0].id, error=to_status(error))])
+        return self._response(replies=[self._reply(id=message.replies[0].id, error=to_status(error))])

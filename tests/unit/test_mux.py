@@ -140,7 +140,7 @@ async def test_slow_commands_do_not_hold_up_quick_ones(tmp_path):
 
 async def test_a_command_without_an_answer_fails_at_its_deadline(tmp_path):
     async with serving(tmp_path / "s", Echo()), client(tmp_path / "s") as mux:
-        with pytest.raises(DeadlineExceeded, match=r"the echo has not answered within 0\.05 s"):
+        with pytest.raises(DeadlineExceeded, match="the echo has not answered in time"):
             await mux.call(step(0, "hold"), 0.05)
         assert mux.in_flight == 0
         assert (await mux.call(step(1), 10)).step.index == 1

@@ -66,7 +66,7 @@ def answer_from_pb(pb: episode_pb2.StepResponse) -> StepAnswer:
     return StepAnswer(
         index=pb.index,
         messages=messages_from_pb(pb.messages),
-        results=tuple(result_from_pb(r) for r in pb.results),
+        results=tuple([result_from_pb(r) for r in pb.results]),
         parts=parts_from_pb(pb.parts),
         reward=pb.reward if pb.HasField("reward") else None,
         done=pb.done,

@@ -43,10 +43,11 @@ def message_to_pb(message: Message) -> types_pb2.Message:
 
 def message_from_pb(pb: types_pb2.Message) -> Message:
     """Chat message from protobuf."""
+    calls = pb.tool_calls
     return Message(
         role=cast(Role, pb.role),
         content=pb.content,
-        tool_calls=tuple(call_from_pb(c) for c in pb.tool_calls),
+        tool_calls=tuple([call_from_pb(c) for c in calls]) if calls else (),
         tool_call_id=pb.tool_call_id,
         name=pb.name,
         reasoning=pb.reasoning,
@@ -55,27 +56,34 @@ def message_from_pb(pb: types_pb2.Message) -> Message:
 
 def messages_from_pb(pbs: Iterable[types_pb2.Message]) -> tuple[Message, ...]:
     """Chat messages from protobuf."""
-    return tuple(message_from_pb(pb) for pb in pbs)
+    return tuple([message_from_pb(pb) for pb in pbs])
 
 
 def assistant_to_pb(message: AssistantMessage) -> types_pb2.AssistantMessage:
     """Parsed assistant message to protobuf."""
-    return types_pb2.AssistantMessage(
-        content=message.content,
-        reasoning=message.reasoning,
-        tool_calls=[call_to_pb(c) for c in message.tool_calls],
-        diagnosis=DIAGNOSIS_TO_PB[message.diagnosis],
-        detail=message.detail,
-    )
+    pb = types_pb2.AssistantMessage()
+    fill_assistant(pb, message)
+    return pb
+
+
+def fill_assistant(pb: types_pb2.AssistantMessage, message: AssistantMessage) -> None:
+    """Parsed assistant message into an empty ``pb``."""
+    pb.content = message.content
+    pb.reasoning = message.reasoning
+    pb.diagnosis = DIAGNOSIS_TO_PB[message.diagnosis]
+    pb.detail = message.detail
+    for call in message.tool_calls:
+        pb.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def assistant_from_pb(pb: types_pb2.AssistantMessage) -> AssistantMessage:
     """Parsed assistant message from protobuf; an ungraded one counts as ``ok`` with calls and ``none`` without."""
-    fallback = Diagnosis.OK if pb.tool_calls else Diagnosis.NONE
+    calls = pb.tool_calls
+    fallback = Diagnosis.OK if calls else Diagnosis.NONE
     return AssistantMessage(
         content=pb.content,
         reasoning=pb.reasoning,
-        tool_calls=tuple(call_from_pb(c) for c in pb.tool_calls),
+        tool_calls=tuple([ToolCall(c.id, c.name, c.arguments) for c in calls]) if calls else (),
         diagnosis=DIAGNOSIS_FROM_PB.get(pb.diagnosis, fallback),
         detail=pb.detail,
     )
