@@ -24,6 +24,7 @@ _STATUS_SECONDS = 5.0
 _CONTROL_SECONDS = 30.0
 _BACKOFF = (0.02, 0.5)  # seconds: first pause between tries, longest pause
 _UNAVAILABLE = 503
+_GONE = frozenset({502, 504})  # the engine behind the address ended, or a router lost it
 _encode = msgspec.json.Encoder().encode
 
 
@@ -313,6 +314,8 @@ class SGLangClient:
     def _expect_ok(self, path: str, answer: _Answer) -> None:
         if answer.status == 200:
             return
+        if answer.status in _GONE:
+            raise EngineUnreachable(f"{self.url}{path}: {_message(answer)}")
         if answer.status == _UNAVAILABLE:
             raise EngineBusy(f"{self.url}{path}: {_message(answer)}")
         raise EngineRefused(f"{self.url}{path} answered {answer.status}: {_message(answer)}")

@@ -20,7 +20,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 from envfarm.core.engine import GenerateRequest, SamplingParams, VersionSpan  # noqa: E402
 from envfarm.inference.embedded.serve import EngineSettings, load  # noqa: E402
 from envfarm.inference.embedded.server import build  # noqa: E402
-from envfarm.inference.errors import EngineBusy, EngineRefused, EngineTimeout  # noqa: E402
+from envfarm.inference.errors import EngineBusy, EngineRefused, EngineTimeout, EngineUnreachable  # noqa: E402
 from envfarm.inference.pool import EnginePool  # noqa: E402
 from envfarm.inference.sglang_client import SGLangClient  # noqa: E402
 
@@ -288,12 +288,28 @@ async def test_a_pool_updates_every_engine(folders):
         assert generation.versions[-1].version == 3
 
 
+async def test_requests_of_an_engine_that_ends_go_on_elsewhere_with_the_same_tokens(folders):
+    def request(i):
+        return ask([i, 1], rid=f"{i}", key=f"e{i}", max_new_tokens=400, sampling_seed=i)
+
+    async with serving(folders[0], max_rows=8) as (stays, other):
+        async with serving(folders[0], max_rows=8) as (ends, thread), EnginePool([stays, ends]) as pool:
+            tasks = [asyncio.create_task(pool.generate(request(i), timeout=60)) for i in range(8)]
+            await until(lambda: thread.scheduler.counters.generation_tokens > 20)
+            await thread.stop()
+            moved = [(await task).output_ids for task in tasks]
+        async with SGLangClient(stays) as client:
+            expected = [(await client.generate(request(i), timeout=60)).output_ids for i in range(8)]
+    assert moved == expected
+    assert other.scheduler.counters.requests == 16
+
+
 async def test_the_engine_process_serves_and_ends_cleanly_on_sigterm(folders, tmp_path):
     address_file = tmp_path / "address"
     command = "import typer; from envfarm.inference.command import engine; typer.run(engine)"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", command, "--model", str(folders[0])),
-        *("--address-file", str(address_file), "--weight-version", "4", "--context", "512"),
+        *("--address-file", str(address_file), "--weight-version", "4", "--context", "4096"),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=asyncio.subprocess.PIPE,
     )
@@ -302,13 +318,14 @@ async def test_the_engine_process_serves_and_ends_cleanly_on_sigterm(folders, tm
         async with SGLangClient(address_file.read_text()) as client:
             generation = await client.generate(ask(max_new_tokens=3), timeout=30)
             assert generation.versions == (VersionSpan(4, 0, 3),)
-            task = asyncio.create_task(client.generate(ask(rid="cut", max_new_tokens=500), timeout=30))
+            task = asyncio.create_task(client.generate(ask(rid="cut", **LONG), timeout=30))
             await asyncio.wait([task], timeout=0.05)
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(5):
                 _, errors = await process.communicate()
             assert process.returncode == 0
-            assert (await task).finish in {"abort", "length"}
+            with pytest.raises(EngineUnreachable):
+                await task
         assert b"Traceback" not in errors
     finally:
         if process.returncode is None:

@@ -24,7 +24,7 @@ from envfarm.inference.embedded.sampler import sample, uniforms
 
 PauseMode = Literal["abort", "retract", "in_place"]
 _PREFILL_SECONDS = 0.1  # decoding rows should not wait longer than this for others' prompts
-_PREFILL_TOKENS = (16, 2048)  # bounds of what one pass may prefill
+_PREFILL_TOKENS = (32, 2048)  # bounds of what one pass may prefill
 
 
 class Counters(msgspec.Struct):
@@ -122,7 +122,7 @@ class Scheduler:
         """Admit what fits, run one forward pass, sample; returns the requests that are done."""
         if self.paused:
             return []
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         self._admit()
         if not self.rows.active:
             return []
@@ -130,7 +130,8 @@ class Scheduler:
         logits = self.model.logits(batch, self.rows.kv)
         done = self._advance(logits, counts)
         seconds = time.perf_counter() - started
-        self._adapt(prefilled=int(counts.sum()) - batch.rows, seconds=seconds)
+        # Its own CPU time: on a busy machine the clock would blame prompts for what others take.
+        self._adapt(prefilled=int(counts.sum()) - batch.rows, seconds=time.thread_time() - cpu)
         self.counters.passes += 1
         self.counters.busy_seconds += seconds
         return done

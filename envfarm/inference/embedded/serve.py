@@ -73,6 +73,7 @@ async def serve(settings: EngineSettings) -> None:
         loop.add_signal_handler(signum, stop.set)
     engine, app = build(scheduler, model_path=str(settings.model), seed=settings.seed, max_queued=settings.max_queued)
     engine.start()
+    await engine.call(lambda _: torch.set_num_threads(settings.threads))  # OpenMP keeps this per thread
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -17,7 +17,7 @@ from envfarm.core.errors import ConfigError, EngineError
 from envfarm.core.ids import derived_seed
 from envfarm.inference.embedded import metrics, protocol
 from envfarm.inference.embedded.scheduler import Scheduler
-from envfarm.inference.embedded.thread import EngineThread, QueueFull
+from envfarm.inference.embedded.thread import DuplicateRequest, EngineStopped, EngineThread, QueueFull
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MAX_BODY = 64 << 20
@@ -185,13 +185,18 @@ async def _errors(
 ) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (msgspec.DecodeError, ConfigError) as error:
-        return _json({"error": {"message": str(error), "type": "BadRequest", "code": 400}}, status=400)
+    except (msgspec.DecodeError, ConfigError, DuplicateRequest) as error:
+        return _failed(400, "BadRequest", error)
     except QueueFull as error:
-        return _json({"error": {"message": str(error), "type": "ServiceUnavailable", "code": 503}}, status=503)
+        return _failed(503, "ServiceUnavailable", error)
+    except EngineStopped as error:
+        return _failed(502, "BadGateway", error)
     except EngineError as error:
-        status = 400 if error.code == "engine_duplicate" else 500
-        return _json({"error": {"message": str(error), "type": type(error).__name__, "code": status}}, status=status)
+        return _failed(500, "InternalServerError", error)
+
+
+def _failed(status: int, kind: str, error: Exception) -> web.Response:
+    return _json({"error": {"message": str(error), "type": kind, "code": status}}, status=status)
 
 
 def build(scheduler: Scheduler, *, model_path: str, seed: int, max_queued: int) -> tuple[EngineThread, web.Application]:

@@ -23,6 +23,12 @@ class QueueFull(EngineError):
     code = "engine_queue_full"
 
 
+class EngineStopped(EngineError):
+    """The engine ends or has failed; another one, or this one after a restart, can serve the same request."""
+
+    code = "engine_stopped"
+
+
 class DuplicateRequest(EngineError):
     """A request of this rid is still live."""
 
@@ -49,13 +55,13 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End after the running pass; live requests come back as aborted."""
+        """End after the running pass; live requests fail with :class:`EngineStopped`."""
         self._stopping = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
         while self._inbox:  # what came too late for the thread is still answered
             self._inbox.popleft()()
-        self._deliver(self.scheduler.abort(lambda _: True, "the engine is shutting down"))
+        self._give_up(EngineStopped("the engine is shutting down"))
 
     @property
     def healthy(self) -> bool:
@@ -119,7 +125,7 @@ class EngineThread:
 
     def _check(self) -> None:
         if not self.healthy:
-            raise EngineError(f"the engine stopped: {self._failure or 'shutting down'}; restart it")
+            raise EngineStopped(f"the engine stopped: {self._failure or 'shutting down'}; restart it")
 
     def _send(self, job: Callable[[], None]) -> None:
         self._inbox.append(job)
@@ -129,9 +135,9 @@ class EngineThread:
         for request in requests:
             _resolve(request.context, None)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: EngineStopped) -> None:
         for request in list(self._live.values()):
-            _fail(request.context, EngineError(f"the engine failed: {error}; restart it"))
+            _fail(request.context, error)
 
     # -- in the thread ----------------------------------------------------------------------------------------------
 
@@ -148,7 +154,7 @@ class EngineThread:
         except Exception as error:
             logger.exception("the engine's thread failed")
             self._failure = error
-            self._post(self._give_up, error)
+            self._post(self._give_up, EngineStopped(f"the engine failed: {error}; restart it"))
 
     def _ended(self, requests: list[Request]) -> None:
         if requests:
