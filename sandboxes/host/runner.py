@@ -81,12 +81,11 @@ class Job:
 
     def invoke(self, function: Callable[..., Any], seconds: float, /, *args: Any, **kwargs: Any) -> Steps:
         """Call environment code, plain or async; raises what it raises, or :class:`CallOverdue`."""
-        value = self._call(function, seconds, args, kwargs)
-        if type(value) in _PLAIN or not inspect.isawaitable(value):
-            return value
-        return (yield Pending(value, seconds))
+        value = self.call(function, seconds, args, kwargs)
+        return (yield Pending(value, seconds)) if awaited(value) else value
 
-    def _call(self, function: Callable[..., Any], seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Callable[..., Any], seconds: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The plain part of :meth:`invoke`: what an async function gives is returned, to be yielded as ``Pending``."""
         self.deadline = time.monotonic() + seconds
         try:
             try:
@@ -108,6 +107,11 @@ class Job:
             raise CallOverdue from None
         except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
             raise CodeExited(f"{type(error).__name__}: {error}") from error
+
+
+def awaited(value: Any) -> bool:
+    """Whether a call has given something to wait for. Cheap for the values that tools usually return."""
+    return type(value) not in _PLAIN and inspect.isawaitable(value)
 
 
 class _Worker:

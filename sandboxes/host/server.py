@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -26,7 +27,7 @@ from sandboxes.host.task_pages import TaskPages
 from sandboxes.isolation import cgroups, mounts
 
 log = logging.getLogger(__name__)
-SWITCH_SECONDS = 0.001
+SWITCH_SECONDS = 0.0005  # the loop and the code of environments take turns this often
 SWEEP_SECONDS = 1.0
 TERM_GRACE_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
@@ -53,6 +54,7 @@ def run(options: HostOptions) -> int:
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         environments = Environments(options.environments)
+        gc.freeze()  # what is loaded now stays: no need to look through it again and again
         asyncio.run(_serve(options, environments, ground))
     except FarmError as error:
         log.error("%s", error)  # noqa: TRY400 - for a person, without a trace

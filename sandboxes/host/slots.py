@@ -83,7 +83,7 @@ class Episode:
         self.state: EpisodeState | None = None  # none yet: it is being opened
         self.first: host_pb2.SlotAcquired | None = None
         self.next = 0
-        self.last: tuple[int, bytes, host_pb2.StepRan] | None = None
+        self.last: tuple[int, bytes, host_pb2.SlotReply] | None = None
         self.running: tuple[int, bytes] | None = None
         self.waiting: list[Answer] = []  # for what runs now
         self.closing: list[Answer] | None = None  # set: it ends once nothing runs
@@ -156,13 +156,13 @@ class Slots:
         if episode.last is not None and episode.last[0] == index:
             if episode.last[1] != request.digest:
                 raise StepConflict(f"step {index} of {episode.id} was already taken with another action")
-            answer(host_pb2.SlotReply(ran=episode.last[2]))
+            answer(_copy(episode.last[2]))
             return
         if episode.state is None:
             raise StepConflict(f"episode {episode.id} is still being opened")
         if index != episode.next:
             raise StepConflict(f"step {index} of {episode.id} is out of order: next is {episode.next}")
-        if episode.last is not None and episode.last[2].done:
+        if episode.last is not None and episode.last[2].ran.done:
             raise StepConflict(f"episode {episode.id} is over since step {episode.last[0]}")
         episode.running = (index, request.digest)
         episode.waiting.append(answer)
@@ -255,7 +255,7 @@ class Slots:
         if error is None and running is not None:
             episode.last = (*running, value)
             episode.next = running[0] + 1
-            reply = host_pb2.SlotReply(ran=value)
+            reply = value
         else:  # in doubt: the episode cannot go on, and the step is never run again
             reply = host_pb2.SlotReply(error=to_status(_typed(episode, error)))
             episode.failure = True
@@ -266,9 +266,7 @@ class Slots:
         self._answered.set()
         waiting, episode.waiting = episode.waiting, []
         for answer in waiting[1:]:
-            copy = host_pb2.SlotReply()
-            copy.CopyFrom(reply)
-            answer(copy)
+            answer(_copy(reply))
         waiting[0](reply)
         if episode.closing is not None:
             self._close(episode)
@@ -309,6 +307,12 @@ def _typed(episode: Episode, error: BaseException | None) -> FarmError:
         log.error("episode %s failed", episode.id, exc_info=error)
     text = exception_text(error) if error is not None else "no result"
     return EnvironmentCodeError(f"environment {episode.loaded.name!r}: {text}")
+
+
+def _copy(reply: host_pb2.SlotReply) -> host_pb2.SlotReply:
+    copy = host_pb2.SlotReply()
+    copy.CopyFrom(reply)
+    return copy
 
 
 def _nobody(_: host_pb2.SlotReply) -> None:

@@ -15,7 +15,7 @@ from envfarm.wire.convert.enums import STATUS_TO_PB, outcome_to_pb
 from envfarm.wire.v1 import host_pb2, types_pb2
 from sandboxes.host.instance import Instance, as_number, as_unit, show_traceback
 from sandboxes.host.results import NotJson, as_text, cut, exception_text
-from sandboxes.host.runner import CallOverdue, Job, Steps
+from sandboxes.host.runner import CallOverdue, Job, Pending, Steps, awaited
 from sandboxes.host.work import Work
 
 _OK, _ERROR, _INVALID, _TIMEOUT = (
@@ -26,10 +26,13 @@ _OK, _ERROR, _INVALID, _TIMEOUT = (
 class EpisodeState:
     """What steps of one episode have in common."""
 
-    __slots__ = ("expires", "instance", "made", "progress", "stuck")
+    __slots__ = ("environment", "expires", "instance", "limits", "made", "progress", "stuck", "tools")
 
     def __init__(self, instance: Instance, progress: float | None, expires: float) -> None:
         self.instance = instance
+        self.environment = instance.environment
+        self.tools = instance.tools
+        self.limits = instance.loaded.limits
         self.progress = progress
         self.expires = expires  # monotonic: end of the episode's wall time
         self.made: set[tuple[str, bytes]] = set()  # calls of earlier steps
@@ -37,27 +40,33 @@ class EpisodeState:
 
 
 class Step(Work):
-    """Runs a ``RunStep``; its result is the ``StepRan``. Never raises for what environment code does."""
+    """Runs a ``RunStep``; its result is the reply. Never raises for what environment code does."""
 
     def __init__(self, state: EpisodeState, request: host_pb2.RunStep) -> None:
         super().__init__(state.instance.loaded.name)
         self.state = state
         self.request = request
-        self.limits = state.instance.loaded.limits
-        self.results = {r.call_id: r for r in request.results}
-        self.calls = {c.id: c for c in request.calls}
+        self.limits = state.limits
+        self.calls = {call.id: call for call in request.calls}
+        self.results = {result.call_id: result for result in request.results}
         self.order = list(request.order) or [*self.results, *self.calls]
         self.position = 0
         self.ended_by = ""
         self.call_started = 0.0
         self.started = time.monotonic()
-        self.ran = host_pb2.StepRan()
+        self.reply = host_pb2.SlotReply(ran=host_pb2.StepRan())
+        self.ran = self.reply.ran
 
     def run(self, job: Job) -> Steps:
-        """Returns the ``StepRan``."""
+        """Returns the ``SlotReply``, its ``ran`` filled in."""
         try:
             self._after_abandonment()
-            yield from self._run_calls(job)
+            while self.position < len(self.order):
+                call_id = self.order[self.position]
+                if call_id in self.calls and call_id not in self.results:
+                    yield from self._run_call(job, self.calls[call_id])
+                self.position += 1
+            self._count_repeats()
             yield from self._answer(job)
         except FarmError as error:
             self._broken(error)
@@ -65,7 +74,7 @@ class Step(Work):
             show_traceback(self.name, f"step {self.request.index}")
             self._broken(EnvironmentCodeError(f"environment {self.name!r}: {exception_text(error)}"))
         self.ran.seconds = time.monotonic() - self.started
-        return self.ran
+        return self.reply
 
     def _broken(self, error: FarmError) -> None:
         self.ran.done = True
@@ -89,60 +98,60 @@ class Step(Work):
 
     # Calls
 
-    def _run_calls(self, job: Job) -> Steps:
-        made, repeated = set(), 0
-        for call in self.request.calls:
-            key = (call.name, _canonical(call.arguments))
-            repeated += key in self.state.made
-            made.add(key)
-        self.ran.repeated_calls = repeated
-        while self.position < len(self.order):
-            call_id = self.order[self.position]
-            todo = self.calls.get(call_id) if call_id not in self.results else None
-            if todo is not None and self.ended_by:
-                self._note(todo, _INVALID, f"error: not run, because {self.ended_by} ended the episode")
-            elif todo is not None:
-                yield from self._run_call(job, todo)
-            self.position += 1
-        self.state.made |= made
+    def _count_repeats(self) -> None:
+        made = [(call.name, _canonical(call.arguments)) for call in self.calls.values()]
+        self.ran.repeated_calls = sum(key in self.state.made for key in made)
+        self.state.made.update(made)
 
     def _run_call(self, job: Job, call: types_pb2.ToolCall) -> Steps:
-        found = self.state.instance.tools.get(call.name)
+        name = call.name
         self.call_started = time.monotonic()
+        if self.ended_by:
+            self._note(call.id, name, _INVALID, f"error: not run, because {self.ended_by} ended the episode")
+            return
+        found = self.state.tools.get(name)
         if found is None:
-            self._note(call, _INVALID, f"error: there is no tool named {call.name!r}")
+            self._note(call.id, name, _INVALID, f"error: there is no tool named {name!r}")
             return
         function, mark = found
         self.doing, self.seconds = "call", mark.timeout_s or self.limits.tool_seconds
         try:
             arguments = call_arguments(function, call.arguments)
         except ToolError as error:
-            self._note(call, _INVALID, str(error))
+            self._note(call.id, name, _INVALID, str(error))
             return
         try:
-            text = as_text((yield from job.invoke(function, self.seconds, **arguments)))
-        except (ToolError, NotJson) as error:
-            self._note(call, _ERROR, str(error))
-        except CallOverdue:
-            self._overdue(call)
-        except SandboxError:
-            raise  # the farm's fault, not the tool's answer
+            value = job.call(function, self.seconds, (), arguments)
+            if awaited(value):
+                value = yield Pending(value, self.seconds)
+            text = as_text(value)
         except Exception as error:
-            show_traceback(self.name, f"tool {call.name}")
-            self._note(call, _ERROR, f"error: {exception_text(error)}")
+            self._failed(call, error)
         else:
-            self._note(call, _OK, text)
+            self._note(call.id, name, _OK, text)
             if mark.ends:
-                self.ended_by = call.name
+                self.ended_by = name
+
+    def _failed(self, call: types_pb2.ToolCall, error: Exception) -> None:
+        if isinstance(error, SandboxError):
+            raise error  # the farm's fault, not the tool's answer
+        if isinstance(error, CallOverdue):
+            self._overdue(call)
+        elif isinstance(error, ToolError | NotJson):
+            self._note(call.id, call.name, _ERROR, str(error))
+        else:
+            show_traceback(self.name, f"tool {call.name}")
+            self._note(call.id, call.name, _ERROR, f"error: {exception_text(error)}")
 
     def _overdue(self, call: types_pb2.ToolCall) -> None:
-        self._note(call, _TIMEOUT, f"error: {call.name} gave no answer within {self.seconds:g} s")
+        text = f"error: {call.name} gave no answer within {self.seconds:g} s"
+        self._note(call.id, call.name, _TIMEOUT, text)
 
-    def _note(self, call: types_pb2.ToolCall, status: Any, text: str) -> None:
+    def _note(self, call_id: str, name: str, status: Any, text: str) -> None:
         content, was_cut = cut(text, self.limits.result_bytes)
-        self.results[call.id] = types_pb2.ToolResult(
-            call_id=call.id,
-            name=call.name,
+        self.results[call_id] = types_pb2.ToolResult(
+            call_id=call_id,
+            name=name,
             status=status,
             content=content,
             truncated=was_cut,
@@ -152,12 +161,11 @@ class Step(Work):
     # The answer
 
     def _answer(self, job: Job) -> Steps:
-        request, ran, environment = self.request, self.ran, self.state.instance.environment
+        request, ran, environment = self.request, self.ran, self.state.environment
         results = [self.results[i] for i in self.order if i in self.results]
         ran.results.extend(results)
-        ran.messages.extend(
-            types_pb2.Message(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name) for r in results
-        )
+        for r in results:
+            ran.messages.add(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name)
         outcome = Outcome.completed() if self.ended_by else None
         if request.malformed:
             ran.messages.append(types_pb2.Message(role="user", content=request.malformed))
@@ -168,7 +176,8 @@ class Step(Work):
             ran.progress_before = before
         if self.state.instance.loaded.has_progress:
             yield from self._measure_progress(job)
-        yield from self._measure_signals(job)
+        if environment.rewards:
+            yield from self._measure_signals(job)
         outcome = outcome or self._limit()
         if outcome is None:
             return
@@ -181,7 +190,7 @@ class Step(Work):
 
     def _reply(self, job: Job) -> Steps:
         """The simulated user's answer; the outcome when there is none."""
-        reply = self.state.instance.environment.reply
+        reply = self.state.environment.reply
         answer = yield from self.ask(job, "reply", reply, self.limits.tool_seconds, self.request.content)
         if answer is None:
             return Outcome.completed()
@@ -203,14 +212,14 @@ class Step(Work):
         return None
 
     def _measure_progress(self, job: Job) -> Steps:
-        progress = self.state.instance.environment.progress
+        progress = self.state.environment.progress
         value = yield from self.ask(job, "progress", progress, self.limits.tool_seconds)
         after = self.state.progress = as_unit(self.name, "progress", value)
         if after is not None:
             self.ran.progress_after = after
 
     def _measure_signals(self, job: Job) -> Steps:
-        environment = self.state.instance.environment
+        environment = self.state.environment
         for name, function in environment.rewards.items():
             what = f"reward {name}"
             value = yield from self.ask(job, what, function, self.limits.tool_seconds, environment)

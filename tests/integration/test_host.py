@@ -4,6 +4,7 @@ import asyncio
 import signal
 
 import grpc
+import psutil
 import pytest
 
 from envfarm.core.errors import (
@@ -373,3 +374,29 @@ async def test_a_host_without_a_gateway_ends_itself(host_of):
     async with host_of("Plain", lease=0.5) as host:
         await host.inspect()
         assert await asyncio.to_thread(host.process.wait, 10) == 0
+
+
+async def test_a_killed_host_takes_its_commands_with_it(host_of, until):
+    async with host_of("Workshop") as host:
+        await host.acquire("e", "Workshop")
+        command = "sleep 301 & sleep 302"
+        running = asyncio.create_task(host.step("e", 0, ("run", {"command": command})))
+
+        def sleepers():
+            found = psutil.process_iter(["cmdline"])
+            return [p for p in found if p.info["cmdline"] in (["sleep", "301"], ["sleep", "302"])]
+
+        await until(lambda: len(sleepers()) == 2)
+        host.process.kill()
+        with pytest.raises(Unavailable):
+            await running
+        await until(lambda: not sleepers())
+
+
+async def test_an_unhurried_neighbour_is_not_slowed_by_a_command_that_burns(host):
+    await asyncio.gather(host.acquire("e"), host.acquire("w", "Workshop"))
+    burning = asyncio.create_task(host.step("w", 0, ("run", {"command": "timeout 1 sh -c 'while :; do :; done'"})))
+    for index in range(4):
+        assert (await host.step("e", index, ("add", {}))).results[0].content == str(index + 1)
+    assert not burning.done()
+    await burning
