@@ -176,7 +176,7 @@ async def test_a_limit_of_the_policy_side_ends_the_episode(host):
         ("raises", ERROR, "error: ValueError: bad"),
         ("says no", ERROR, "sold out"),
         ("exits", ERROR, "error: CodeExited: SystemExit: 3"),
-        ("stops", ERROR, "error: RuntimeError: generator raised StopIteration"),
+        ("stops", ERROR, "error: StopIteration"),
         ("object", ERROR, "error: the tool returned Odd, which is not JSON"),
         ("nested", OK, '{"a":[1,2.5,null,true]}'),
         ("surrogate", OK, "broken ? text"),
