@@ -42,14 +42,17 @@ class Composition:
         total: float | None = None
         for name, weight, cap in self._weights:
             value = values.get(name)
-            if value is not None:
-                total = (total or 0.0) + weight * max(-cap, min(cap, value))
+            if value is None:
+                continue
+            if not -cap <= value <= cap:
+                value = cap if value > 0 else -cap
+            total = weight * value if total is None else total + weight * value
         return values, total
 
     def _measure(self, step: StepContext) -> dict[str, float | None]:
         try:
             values = {name: part(step) for name, part in self._parts}
-            if all(value is None or isfinite(value) for value in values.values()):
+            if isfinite(sum([value for value in values.values() if value is not None])):
                 return values
         except Exception:
             log.debug("one of the parts cannot be measured", exc_info=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -109,6 +110,7 @@ async def _serve(
             _announce(options.address_file, address)
             log.info("serving at %s: %s", address, ", ".join(sorted(pool.served)))
             stop.started()
+            gc.freeze()  # what is there now stays: no need for the collector to look through it again and again
             await stop.asked.wait()
             log.info("draining: no new episodes; steps in flight have %g s", options.drain_seconds)
             await healthy.enter_graceful_shutdown()

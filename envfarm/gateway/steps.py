@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from envfarm.core.errors import DeadlineExceeded, EnvironmentCodeError, FarmError, SandboxError, SlotLost, Unavailable
 from envfarm.core.ids import digest
@@ -22,7 +23,7 @@ from envfarm.gateway.handles import Seat
 from envfarm.gateway.host_link import HostLink
 from envfarm.gateway.served import Served
 from envfarm.wire.convert.enums import DIAGNOSIS_TO_PB, outcome_from_pb, outcome_to_pb
-from envfarm.wire.convert.messages import assistant_to_pb, result_from_pb, result_to_pb
+from envfarm.wire.convert.messages import fill_assistant, result_from_pb, result_to_pb
 from envfarm.wire.convert.tasks import parts_from_pb
 from envfarm.wire.retry import backoff
 from envfarm.wire.v1.episode_pb2 import StepRequest, StepResponse
@@ -156,6 +157,9 @@ def action_digest(request: StepRequest) -> bytes:
     return bytes.fromhex(digest(flags, action, request.limit.encode()))
 
 
+_NO_SIGNALS: Mapping[str, float | None] = MappingProxyType({})
+
+
 def fill_answer(
     response: StepResponse,
     request: StepRequest,
@@ -180,7 +184,7 @@ def fill_answer(
             sampled_tokens=request.sampled_tokens if request.HasField("sampled_tokens") else None,
             done=done,
             outcome=outcome,
-            signals=parts_from_pb(ran.signals),
+            signals=parts_from_pb(ran.signals) if ran.signals else _NO_SIGNALS,
         )
     )
     response.index = request.index
@@ -199,7 +203,7 @@ def fill_answer(
         response.done = True
         response.outcome.CopyFrom(ran.outcome)
     if request.HasField("text"):
-        response.message.CopyFrom(assistant_to_pb(admitted.message))
+        fill_assistant(response.message, admitted.message)
 
 
 def fill_lost(response: StepResponse, request: StepRequest, cause: str, composition: Composition) -> None:

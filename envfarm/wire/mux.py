@@ -32,7 +32,10 @@ SWEEP_SECONDS = 0.1
 class CommandMessage(Protocol):
     """A protobuf command."""
 
-    id: int
+    @property
+    def id(self) -> int:
+        """Tells it from the others in flight."""
+        ...
 
     def WhichOneof(self, oneof_group: Any, /) -> Any:  # noqa: N802 - protobuf's name
         """Name of the member of the one-of that is set."""
@@ -55,12 +58,17 @@ Answer = Callable[[R], None]
 Handler = Callable[[C, Answer[R]], Coroutine[Any, Any, R] | None]
 
 
-def _batches(make: Callable[[], Any], field: str, items: list[Any]) -> Iterable[tuple[Any, int, int]]:
-    """Messages that hold ``items`` in order, none much larger than it must be; each with its count and its bytes."""
+def _batches(make: Callable[[], Any], field: str, items: list[tuple[int, Any]]) -> Iterable[tuple[Any, int, int]]:
+    """Messages that hold ``items`` in order, none much larger than it must be; each with its count and its bytes.
+
+    Ids are set on the copies, so that one stored reply can answer two commands.
+    """
     message = make()
     add = getattr(message, field).add
-    for item in items:
-        add().CopyFrom(item)  # less than half the cost of handing the list to the constructor
+    for number, item in items:
+        copy = add()
+        copy.CopyFrom(item)  # less than half the cost of handing the list to the constructor
+        copy.id = number
     size = message.ByteSize()
     if len(items) > 1 and size > SPLIT_BYTES:
         middle = len(items) // 2
@@ -105,7 +113,7 @@ class MuxClient(Generic[C, R]):
         self._room: deque[asyncio.Future[None]] = deque()  # those who wait for room
         self._pending: dict[int, tuple[Done[R], float]] = {}  # by id: whom to tell, and the deadline
         self._sweeper: asyncio.TimerHandle | None = None
-        self._queue: list[C] = []
+        self._queue: list[tuple[int, C]] = []
         self._ready = asyncio.Event()
         self._next = 0
         self._runner: asyncio.Task[None] | None = None
@@ -130,7 +138,7 @@ class MuxClient(Generic[C, R]):
         self._fail_all(Unavailable(f"the connection to {self._peer} was closed here"))
 
     async def call(self, command: C, timeout: float) -> R:
-        """The reply to ``command`` (its id is set here).
+        """The reply to ``command``, whose id is chosen here.
 
         Raises the error that the reply carries, :class:`DeadlineExceeded` after ``timeout`` seconds,
         :class:`Unavailable` when the stream breaks.
@@ -155,9 +163,8 @@ class MuxClient(Generic[C, R]):
             why = "closed" if self._runner is None else f"full: {len(self._pending)} commands in flight"
             raise Unavailable(f"the connection to {self._peer} is {why}")
         self._next = number = self._next + 1
-        command.id = number
         self._pending[number] = (done, self._loop.time() + timeout)
-        self._queue.append(command)
+        self._queue.append((number, command))
         self._ready.set()
         if self._sweeper is None:  # one timer for all: a timer each would cost more than the dictionary
             self._sweeper = self._loop.call_later(min(timeout, SWEEP_SECONDS), self._sweep)
@@ -332,7 +339,7 @@ class _Serving(Generic[C, R]):
         self._response = response
         self._reply = reply
         self._limit = limit
-        self._out: list[R] = []
+        self._out: list[tuple[int, R]] = []
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._broken = False
@@ -366,8 +373,7 @@ class _Serving(Generic[C, R]):
             self._fail(number, error)
 
     def _answer(self, number: int, reply: R) -> None:
-        reply.id = number
-        self._out.append(reply)
+        self._out.append((number, reply))
         self._ready.set()
 
     def _fail(self, number: int, error: Exception) -> None:

@@ -249,3 +249,23 @@ def test_an_environment_error_survives_the_wire():
     from envfarm.wire.status import from_status, to_status
 
     assert isinstance(from_status(to_status(EnvironmentCodeError("reset raised"))), EnvironmentCodeError)
+
+
+async def test_one_stored_reply_can_answer_two_commands(tmp_path):
+    class Stored(Echo):
+        stored = Reply(step=episode_pb2.StepResponse(index=9))
+
+        def reply(self, command):
+            return self.stored
+
+    async with serving(tmp_path / "s", Stored()), client(tmp_path / "s") as mux:
+        replies = await asyncio.gather(*[mux.call(step(i), 10) for i in range(20)])
+        assert [reply.step.index for reply in replies] == [9] * 20
+
+
+async def test_those_who_wait_for_room_get_it_in_turn(tmp_path):
+    echo = Echo()
+    async with serving(tmp_path / "s", echo), client(tmp_path / "s", limit=2) as mux:
+        replies = await asyncio.gather(*[mux.call(step(i), 10) for i in range(50)])
+        assert [reply.step.index for reply in replies] == list(range(50))
+        assert echo.started == list(range(50))
