@@ -17,7 +17,7 @@ def worker(
     tokenizer: Annotated[Path, typer.Option(help="policy folder: tokenizer.json, chat template, generation config")],
     token_file: Annotated[Path | None, typer.Option(help="file with the gateway's token")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="most episodes that run at once")] = 128,
-    name: Annotated[str, typer.Option(help="name of this worker in metrics")] = "worker",
+    name: Annotated[str, typer.Option(help="name of this worker, unlike any other's [default: machine and pid]")] = "",
     renderer: Annotated[str, typer.Option(help="auto, template, or a format of the library renderers")] = "auto",
     policy_name: Annotated[str, typer.Option(help="name of the policy in trajectories [default: the folder's]")] = "",
     grace: Annotated[float, typer.Option(min=0, help="seconds that episodes get to end on SIGTERM")] = 20.0,
@@ -25,6 +25,8 @@ def worker(
     """Run episodes: tokens in, tokens out. SIGTERM lets running episodes end, then aborts and records them."""
     import asyncio
     import logging
+    import os
+    import socket
 
     try:
         from envfarm.rollout.serve import WorkerSettings, serve
@@ -38,7 +40,7 @@ def worker(
         folder=tokenizer,
         token_file=token_file,
         concurrency=concurrency,
-        name=name,
+        name=name or f"{socket.gethostname()}-{os.getpid()}",
         renderer=renderer,
         policy_name=policy_name,
         grace_s=grace,

@@ -29,7 +29,7 @@ from envfarm.rollout.sampling import Answer, sample_answer
 _log = logging.getLogger(__name__)
 OPEN_SECONDS = 120.0
 """Wait for a free slot and for ``reset`` together."""
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 5.0
 _SEED_MASK = 0x7FFF_FFFF
 
 

@@ -34,7 +34,8 @@ class LogWriter:
 
     def __init__(self, log: Log, *, patience_s: float = PATIENCE_S) -> None:
         self._log = log
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        """May be shortened at any time."""
         self._queue: asyncio.Queue[Trajectory | None] = asyncio.Queue(ROOM)
         self._tasks = asyncio.TaskGroup()
         self.trouble = ""
@@ -73,18 +74,19 @@ class LogWriter:
                 await self._append(await asyncio.to_thread(_records, trajectories))
 
     async def _append(self, records: Sequence[LogRecord]) -> None:
-        give_up = time.monotonic() + self._patience_s
+        since = time.monotonic()
         attempt = 0
         while True:
             try:
-                await self._log.append(records, timeout=APPEND_SECONDS)
+                await self._log.append(records, timeout=min(APPEND_SECONDS, max(self.patience_s, 0.1)))
                 self.trouble = ""
                 return
             except (LogFull, Unavailable) as error:
                 if not self.trouble:
                     _log.warning("the trajectory log takes nothing: %s", error)
                 self.trouble = str(error)
-                if time.monotonic() >= give_up:
+                if time.monotonic() - since >= self.patience_s:
+                    _log.error("%d trajectories were not logged: %s", len(records) + self.waiting, error)
                     raise
             await asyncio.sleep(backoff(attempt))
             attempt += 1

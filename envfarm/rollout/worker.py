@@ -23,8 +23,10 @@ from envfarm.wire.retry import backoff
 _log = logging.getLogger(__name__)
 ACQUIRE_SECONDS = 2.0
 REPORT_SECONDS = 1.0
+REPORT_WAIT_SECONDS = 5.0
 STATUS_SECONDS = 30.0
 GRACE_S = 20.0
+_SHUTDOWN = "shutdown of the worker"
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,16 +70,21 @@ class Worker:
         self._idle_for = "starting"
         self._place_free = asyncio.Event()
         self._draining = asyncio.Event()
+        self._asking: asyncio.Timeout | None = None
 
     def drain(self) -> None:
         """Start no more groups, let those that run end within the grace time, then return from :meth:`run`.
 
-        Called again, it aborts the episodes that still run.
+        Called again, it aborts the episodes that still run. A gateway that is away does not hold it up for longer
+        than the grace time and some seconds; trajectories that it did not take by then are lost, and said to be.
         """
         if self._draining.is_set():
-            self._in_flight.abort_all("shutdown of the worker")
+            self._in_flight.abort_all(_SHUTDOWN)
         self._draining.set()
         self._place_free.set()
+        self._writer.patience_s = min(self._writer.patience_s, self._grace_s)
+        if self._asking is not None:
+            self._asking.reschedule(asyncio.get_running_loop().time() + ACQUIRE_SECONDS)
 
     def status(self) -> WorkerStatus:
         """What this worker waits for."""
@@ -109,7 +116,7 @@ class Worker:
             async with asyncio.TaskGroup() as groups:
                 await self._start_groups(groups)
                 loop = asyncio.get_running_loop()
-                abort = loop.call_later(self._grace_s, self._in_flight.abort_all, "shutdown of the worker")
+                abort = loop.call_later(self._grace_s, self._in_flight.abort_all, _SHUTDOWN)
         finally:
             if abort is not None:
                 abort.cancel()
@@ -125,12 +132,16 @@ class Worker:
                 continue
             try:
                 wanted = max(1, free // self._group_size) if self._group_size else 1
-                tickets, run, waiting_for = await self._runs.acquire(self._run_id, self._name, wanted, ACQUIRE_SECONDS)
-            except (Unavailable, DeadlineExceeded) as error:
+                async with asyncio.timeout(None) as self._asking:
+                    answer = await self._runs.acquire(self._run_id, self._name, wanted, ACQUIRE_SECONDS)
+                tickets, run, waiting_for = answer
+            except (Unavailable, DeadlineExceeded, TimeoutError) as error:
                 self._idle_for = str(error)
                 await self._pause(backoff(failures))
                 failures += 1
                 continue
+            finally:
+                self._asking = None
             failures = 0
             self._idle_for = "" if tickets else waiting_for
             self._group_size = max(1, run.settings.group_size)
@@ -172,6 +183,7 @@ class Worker:
         values["rollout/open_episodes"] = float(self._in_flight.open)
         step = max(self._version, self._meter.version)
         try:
-            await self._runs.report(self._run_id, points(values, step=step, at=time.time(), source=self._name))
-        except FarmError as error:
+            async with asyncio.timeout(REPORT_WAIT_SECONDS):
+                await self._runs.report(self._run_id, points(values, step=step, at=time.time(), source=self._name))
+        except (FarmError, TimeoutError) as error:
             _log.debug("metrics of one second are lost: %s", error)

@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 
 from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, SamplingParams, VersionSpan
+from envfarm.core.errors import Unavailable
 from envfarm.core.ids import new_id
 from envfarm.core.log import Group
 from envfarm.core.outcome import Outcome, OutcomeKind
@@ -84,15 +85,19 @@ def wait_for(file: Path, process: subprocess.Popen[bytes]) -> str:
     return file.read_text().strip()
 
 
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    argv = ["gateway", "--state", str(folder / "state"), "--listen", "127.0.0.1:0", "--environment", "stockroom"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "envfarm.cli.main", *argv, "--address-file", str(folder / "address")],
+        stderr=subprocess.DEVNULL,
+    )
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """State folder and address of a gateway process."""
     folder = tmp_path_factory.mktemp("farm")
-    argv = ["gateway", "--state", str(folder / "state"), "--listen", "127.0.0.1:0", "--environment", "stockroom"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "envfarm.cli.main", *argv, "--address-file", str(folder / "address")],
-        stderr=subprocess.DEVNULL,
-    )
+    process = started(folder)
     try:
         yield folder / "state", wait_for(folder / "address", process)
     finally:
@@ -283,6 +288,34 @@ async def test_a_worker_process_ends_in_order_on_sigterm_with_every_group_whole(
     for trajectory in trajectories(groups):
         assert trajectory.outcome == Outcome.completed()
         assert (trajectory.oldest_version, trajectory.policy) == (4, "tiny")
+
+
+async def test_a_gateway_that_is_gone_does_not_keep_a_draining_worker(tokens: TemplateBuilder, tmp_path: Path) -> None:
+    process = started(tmp_path)
+    engine = Silent()
+    try:
+        address = await asyncio.to_thread(wait_for, tmp_path / "address", process)
+        token = await asyncio.to_thread((tmp_path / "state" / "token").read_text)
+        channel = connect(address, token=token.strip())
+        farm = Farm(tmp_path / "state", address, channel)
+        async with farm.log, farm.episodes, asyncio.timeout(WAIT_SECONDS):
+            run = await farm.run()
+            side = policy_side(farm, tokens, engine)
+            worker = Worker(side, farm.runs, run_id=run.id, name="w", concurrency=8, grace_s=0.2)
+            work = asyncio.ensure_future(worker.run())
+            await engine.asked.wait()
+            process.kill()
+            worker.drain()
+            with pytest.raises(ExceptionGroup) as caught:
+                await work
+        assert caught.group_contains(Unavailable)
+        assert worker.status().log_trouble
+        await channel.close()
+    finally:
+        process.kill()
+        process.wait(WAIT_SECONDS)
+        for child in host_processes(tmp_path):
+            os.kill(child, signal.SIGTERM)
 
 
 def host_processes(state: Path) -> list[int]:
