@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import AssistantMessage, Diagnosis, Message, ToolCall, ToolSchema
@@ -329,3 +331,10 @@ def test_a_policy_without_a_chat_template_is_refused_with_what_to_do() -> None:
     bare.chat_template = None
     with pytest.raises(ConfigError, match="chat template"):
         TemplateBuilder(PolicyTokenizer(bare))
+
+
+def test_a_tokenizer_that_cannot_keep_text_apart_from_control_tokens_is_refused() -> None:
+    words = Tokenizer(models.WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.add_special_tokens(["<|im_end|>"])
+    with pytest.raises(ConfigError, match="could forge it"):
+        PolicyTokenizer(PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|im_end|>"))

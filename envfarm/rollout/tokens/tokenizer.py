@@ -19,7 +19,7 @@ from envfarm.core.errors import ConfigError
 
 CUT = "\ue000"  # from the private use area; doubled where a text holds it itself
 _CUTS = re.compile(f"{CUT}{CUT}|{CUT}")
-_CACHED_CHARS = 4096
+_CACHED_CHARS = 512  # replies repeat, and are short; longer texts would fill memory
 
 
 class PolicyTokenizer:
