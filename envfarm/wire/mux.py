@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from google.rpc import status_pb2
 
-from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError, Unavailable
+from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError, Rejected, Unavailable
 from envfarm.wire.channel import MESSAGE_BYTES
 from envfarm.wire.status import from_rpc, from_status, to_status
 
@@ -234,7 +234,8 @@ class MuxClient(Generic[C, R]):
             return Unavailable(f"{self._peer} closed the stream")
         except grpc.RpcError as failure:
             error = from_rpc(failure)
-            return type(error)(f"lost {self._peer}: {error}")
+            kind = type(error) if isinstance(error, Rejected) else Unavailable  # whatever broke it may be mended
+            return kind(f"lost {self._peer}: {error}")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

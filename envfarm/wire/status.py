@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from envfarm.core import errors
 
 DOMAIN = "envfarm"
+_TORN = "Internal error from Core"  # what grpc.aio says when a connection ends under a call that is being sent
 _CODES: dict[type[errors.FarmError], grpc.StatusCode] = {
     errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PolicyError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -90,6 +91,8 @@ def from_rpc(error: grpc.RpcError) -> errors.FarmError:
             return from_status(status)
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = error.details() if hasattr(error, "details") else str(error)
+    if details == _TORN:
+        return errors.Unavailable("the connection broke while the call began")
     return _BY_CODE.get(code.value[0], errors.WireError)(details or str(code))
 
 
