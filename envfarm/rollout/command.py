@@ -17,9 +17,9 @@ def worker(
     tokenizer: Annotated[Path, typer.Option(help="policy folder: tokenizer.json, chat template, generation config")],
     token_file: Annotated[Path | None, typer.Option(help="file with the gateway's token")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="most episodes that run at once")] = 128,
-    name: Annotated[str, typer.Option(help="name of this worker, unlike any other's [default: machine and pid]")] = "",
+    name: Annotated[str, typer.Option(help="name of this worker, unlike any other's; default: machine and pid")] = "",
     renderer: Annotated[str, typer.Option(help="auto, template, or a format of the library renderers")] = "auto",
-    policy_name: Annotated[str, typer.Option(help="name of the policy in trajectories [default: the folder's]")] = "",
+    policy_name: Annotated[str, typer.Option(help="name of the policy in trajectories; default: the folder's")] = "",
     grace: Annotated[float, typer.Option(min=0, help="seconds that episodes get to end on SIGTERM")] = 20.0,
 ) -> None:
     """Run episodes: tokens in, tokens out. SIGTERM lets running episodes end, then aborts and records them."""
