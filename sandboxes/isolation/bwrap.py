@@ -60,13 +60,14 @@ def command(
     env: Mapping[str, str] | None,
     user: int | None = None,
     before: str = "",
+    gate: Sequence[str] = (),
 ) -> list[str]:
     """``argv`` wrapped: what to start on the host, as ``user`` when given. ``before``: shell code to run first, inside.
 
     A shell is process 1 in there: it takes in orphans, and signals keep their meaning for ``argv``.
     """
     path = require_bwrap()
-    words = [*becoming(user), path, *_fixed(path, network=profile.network)]
+    words = [*becoming(user), path, *gate, *_fixed(path, network=profile.network)]
     words += _interpreter(*mounts.prefix(), user)
     size = str(profile.disk_bytes)
     words += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside

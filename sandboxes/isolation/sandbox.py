@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shlex
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from envfarm.core.errors import IsolationError
+from envfarm.core.errors import IsolationError, SandboxError
 from envfarm.core.sandbox import ExecResult, Isolation, SandboxProfile
 from sandboxes.isolation import bwrap, cgroups
+from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.output import HeadTail
 from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
@@ -98,22 +98,37 @@ class SlotSandbox:
             await asyncio.to_thread(self.prepare)
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *self._command(argv, env, limit),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            close_fds=True,
-            cwd=self._workspace.path,
-        )
+        gate = Gate(self._group.join_files) if self._group is not None and self._group.join_files else None
+        process = await self._start(argv, env, limit, gate)
         run = _Run(process, self._profile.output_bytes, namespace=self._profile.isolation is Isolation.BWRAP)
         try:
-            timed_out = await run.finish(stdin, limit, self._too_big)
+            timed_out = await run.finish(stdin, limit, gate, self._too_big)
         finally:
             await run.kill()
         code = None if timed_out else process.returncode
         return run.result(code, timed_out=timed_out, seconds=time.monotonic() - started)
+
+    async def _start(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
+    ) -> asyncio.subprocess.Process:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(argv, env, seconds, gate),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=gate.child_fds if gate is not None else (),
+                cwd=self._workspace.path,
+            )
+        except BaseException:
+            if gate is not None:
+                gate.drop()
+            raise
+        finally:
+            if gate is not None:
+                gate.started()
+        return process
 
     def _require(self) -> None:
         if self._profile.isolation is Isolation.NONE:
@@ -125,7 +140,9 @@ class SlotSandbox:
     def _too_big(self) -> bool:
         return not self._workspace.bounded and self._workspace.usage() > self._profile.disk_bytes
 
-    def _command(self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float) -> list[str]:
+    def _command(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
+    ) -> list[str]:
         """A shell that takes the bounds upon itself and then becomes bubblewrap: cheaper than forking this process."""
         if self._profile.isolation is Isolation.NONE:
             inner = ["/usr/bin/env", *(f"{k}={v}" for k, v in (env or {}).items()), *argv]
@@ -137,6 +154,7 @@ class SlotSandbox:
                 env=env,
                 user=self._user,
                 before=self._bounds_inside(),
+                gate=gate.words if gate is not None else (),
             )
         return ["/bin/sh", "-c", self._bounds(seconds) + 'exec "$@"', "sh", *inner]
 
@@ -149,8 +167,7 @@ class SlotSandbox:
     def _bounds(self, seconds: float) -> str:
         profile = self._profile
         memory = profile.memory_bytes // 1024
-        lines = [f"echo 0 > {shlex.quote(f)}" for f in (self._group.join_files if self._group else [])]
-        lines += [
+        lines = [
             "ulimit -c 0",
             "ulimit -n 256",
             f"ulimit -t {int(seconds * max(1.0, profile.cpus)) + 1}",
@@ -171,10 +188,12 @@ class _Run:
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
         self._flood = FLOOD_FACTOR * output_bytes
 
-    async def finish(self, stdin: bytes, seconds: float, too_big: object) -> bool:
-        """Wait for its end; returns whether it had to be ended at its time limit."""
+    async def finish(self, stdin: bytes, seconds: float, gate: Gate | None, too_big: Callable[[], bool]) -> bool:
+        """Let it go and wait for its end; returns whether it had to be ended at its time limit."""
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                if gate is not None:
+                    tasks.create_task(gate.open())
                 tasks.create_task(self._feed(stdin))
                 for stream, output in zip((self._process.stdout, self._process.stderr), self._outputs, strict=True):
                     tasks.create_task(self._drain(stream, output))
@@ -183,6 +202,11 @@ class _Run:
                 watch.cancel()
         except TimeoutError:
             return True
+        except BaseExceptionGroup as failed:
+            sandbox, others = failed.split(SandboxError)
+            if sandbox is not None and others is None:
+                raise sandbox.exceptions[0] from None
+            raise
         return False
 
     async def _feed(self, data: bytes) -> None:
@@ -202,8 +226,8 @@ class _Run:
             if output.total > self._flood:
                 self._signal()
 
-    async def _watch_disk(self, too_big: object) -> None:
-        while callable(too_big):
+    async def _watch_disk(self, too_big: Callable[[], bool]) -> None:
+        while True:
             await asyncio.sleep(_DISK_WATCH_SECONDS)
             if await asyncio.to_thread(too_big):
                 self._signal()

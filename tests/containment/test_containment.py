@@ -256,6 +256,11 @@ async def test_a_command_has_no_terminal_to_type_into(run):
     assert output == "none\n"
 
 
+async def test_a_command_inherits_no_descriptor_of_the_host(run):
+    _, output = await run("import os\nprint([f for f in os.listdir('/proc/self/fd') if int(f) > 2])")
+    assert output in ("['3']\n", "[]\n")  # the one that lists
+
+
 async def test_input_output_and_exit_status_pass_through(sandbox):
     await sandbox.write("a.txt", b"from the host")
     result = await sandbox.exec(
