@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+_PIPE_WIDTH = 200  # a table that nobody looks at in a terminal is not cut
 
 Env = Annotated[str, typer.Option("--env", help="Registered environment, module:Class, or file.py:Class.")]
 Policy = Annotated[
@@ -63,7 +66,7 @@ def rollout(
         train_steps=train_steps,
         trainer_ranks=trainer_ranks,
     )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     progress = Console(stderr=True)
     run_id, trajectories = asyncio.run(run_rollout(settings, progress))
     if as_json:
