@@ -1,16 +1,15 @@
 """Runs environment code off the event loop at little more than the cost of calling it.
 
 A *job* is a generator. Its plain code runs on a runner thread, many jobs after one wake-up; what it yields is awaited
-on the loop, then it goes on. One thread at a time takes jobs. A watchdog on the loop gives the queue a fresh thread
-when that one is held up by a single job, interrupts a call that passes its limit, and abandons the thread when even
-that does not help (code that sits in C), so that no other episode waits for it.
+on the code loop, then it goes on. One thread at a time takes jobs. A watchdog gives the queue a fresh thread when that
+one is held up by a single job, interrupts a call that passes its limit, and abandons the thread when even that does
+not help (code that sits in C), so that no other episode waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import logging
 import threading
@@ -19,6 +18,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from queue import SimpleQueue
 from typing import Any
+
+from sandboxes.host.code_loop import Call, CodeLoop, Interrupt, raise_in
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,6 @@ class CallOverdue(Exception):
 
 class CodeExited(Exception):
     """Environment code tried to end the process."""
-
-
-class _Interrupt(BaseException):  # not an Exception: environment code must not catch it by accident
-    """Raised by the watchdog in the middle of an overdue call."""
 
 
 class _Abandoned(BaseException):
@@ -96,9 +93,9 @@ class Job:
                 if self.abandon:
                     raise _Abandoned
                 if self.interrupted:  # it was, or is about to be delivered: either way it ends here
-                    _raise_in(threading.get_ident(), None)
-                    raise _Interrupt
-        except _Interrupt:
+                    raise_in(threading.get_ident(), None)
+                    raise Interrupt
+        except Interrupt:
             with self.lock:
                 self.deadline = 0.0
             if self.abandon:
@@ -138,6 +135,7 @@ class Runner:
         self._ticking: asyncio.TimerHandle | None = None
         self._wake_asked = False
         self.unfinished = 0
+        self._code = CodeLoop()
         self._primary: _Worker
         self._start_worker()
 
@@ -161,6 +159,7 @@ class Runner:
             await asyncio.wait(self._waiting, timeout=1.0)
         for _ in self._workers:
             self._wake.put(False)
+        await self._code.close()
 
     def _enqueue(self, job: Job, value: Any, error: BaseException | None) -> None:
         self._ready.append((job, value, error))
@@ -248,24 +247,31 @@ class Runner:
                 log.exception("the end of a job could not be handled")
 
     async def _await(self, job: Job, pending: Pending) -> None:
-        task = asyncio.ensure_future(pending.awaitable)
+        code = self._code
+        call = code.start(pending.awaitable)
         try:
-            finished, _ = await asyncio.wait([task], timeout=pending.seconds)
-            if not finished:
-                task.cancel()
-                await asyncio.wait([task], timeout=GRACE_SECONDS)
+            await asyncio.wait([call.ended], timeout=pending.seconds)
+            if not call.ended.done():
+                await self._overdue_on(code, call)
                 self._enqueue(job, None, CallOverdue())
                 return
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if task.cancelled():
-            self._enqueue(job, None, CodeExited("CancelledError: the call cancelled itself"))
-            return
-        error = task.exception()
+        finally:
+            code.cancel(call)  # of no effect once it has ended
+        value, error = call.ended.result()
         if error is not None and not isinstance(error, Exception):
-            error = CodeExited(f"{type(error).__name__}: {error}")
-        self._enqueue(job, None if error else task.result(), error)
+            error = CodeExited(f"{type(error).__name__}: {error}".removesuffix(": "))
+        self._enqueue(job, value, error)
+
+    async def _overdue_on(self, code: CodeLoop, call: Call) -> None:
+        """End an async call that passed its limit, whatever it does instead of waiting."""
+        code.cancel(call)
+        await asyncio.wait([call.ended], timeout=GRACE_SECONDS)
+        if call.ended.done() or await code.answers(GRACE_SECONDS):
+            return  # at worst a task that ignores its cancellation: it harms nobody else
+        code.interrupt()
+        await asyncio.wait([call.ended], timeout=GRACE_SECONDS)
+        if not await code.answers(GRACE_SECONDS) and self._code is code:
+            self._code = CodeLoop()
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -289,7 +295,7 @@ class Runner:
                 return  # it has just come back
             if not job.interrupted:
                 job.interrupted = now
-                _raise_in(worker.thread.ident or 0, _Interrupt)
+                raise_in(worker.thread.ident or 0, Interrupt)
                 return
             if now - job.interrupted < GRACE_SECONDS:
                 return
@@ -308,8 +314,3 @@ class _Result:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have ``error`` raised in ``thread`` at its next bytecode; ``None`` takes a pending one back."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error) if error else None)

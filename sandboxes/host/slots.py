@@ -72,14 +72,11 @@ class Slot:
 class Episode:
     """One episode in one slot."""
 
-    __slots__ = (
-        "closing", "failure", "first", "id", "last", "loaded", "next", "running", "slot", "state", "touched", "waiting"
-    )  # fmt: skip
-
     def __init__(self, episode_id: str, loaded: Loaded, slot: Slot) -> None:
         self.id = episode_id
         self.loaded = loaded
         self.slot = slot
+        self.instance: Instance | None = None
         self.state: EpisodeState | None = None  # none yet: it is being opened
         self.first: host_pb2.SlotAcquired | None = None
         self.next = 0
@@ -234,8 +231,8 @@ class Slots:
         if opening.stuck is not None:
             episode.slot.stuck.append(opening.stuck)
         episode.touched = time.monotonic()
-        if error is None and opening.instance is not None:
-            instance = opening.instance
+        instance = episode.instance = opening.instance
+        if error is None and instance is not None:
             episode.slot.instances[episode.loaded.name] = instance
             expires = episode.touched + episode.loaded.limits.seconds
             progress = value.progress if value.HasField("progress") else None
@@ -275,10 +272,10 @@ class Slots:
         slot, name = episode.slot, episode.loaded.name
         if episode.state is not None:
             slot.stuck += episode.state.stuck
-        instance = episode.state.instance if episode.state is not None else None
         if slot.stuck or episode.failure:
             slot.instances.pop(name, None)
-        closing = Closing(name, slot.sandbox(episode.loaded), instance)
+        # An instance in which a call still hangs is left alone: two threads must not be in it.
+        closing = Closing(name, slot.sandbox(episode.loaded), None if slot.stuck else episode.instance)
         closing.start(self._runner, partial(self._closed, episode, closing))
 
     def _closed(self, episode: Episode, closing: Closing, dirty: Any, error: BaseException | None) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from envfarm.core.errors import IsolationError, SandboxError
@@ -18,6 +20,7 @@ from sandboxes.isolation.output import HeadTail
 from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
 
+log = logging.getLogger(__name__)
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16
 _DISK_WATCH_SECONDS = 0.1
@@ -57,6 +60,7 @@ class SlotSandbox:
         self._workspace.prepare(self._profile.disk_bytes)
         if self._group is None and self._profile.isolation is Isolation.BWRAP:
             self._group = cgroups.make(self._name, self._profile)
+            _say_once(self.controls)
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Write the task's files. Blocking; off the loop."""
@@ -270,6 +274,13 @@ class _Run:
             timed_out=timed_out,
             seconds=seconds,
         )
+
+
+@cache
+def _say_once(controls: frozenset[str]) -> None:
+    weak = {"memory", "pids", "cpu", "disk"} - controls
+    note = f"; only per process or by watching: {', '.join(sorted(weak))}" if weak else ""
+    log.info("sandboxed commands are bounded as a whole in: %s%s", ", ".join(sorted(controls)) or "nothing", note)
 
 
 def _children(pid: int) -> list[int]:

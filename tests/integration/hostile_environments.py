@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from envfarm.core.environment import Environment, Toolset, tool
@@ -29,6 +30,7 @@ class Counter(Environment):
         self.count = 0
         self.task = task
         how = task.data.get("reset")
+        self.mark = task.data.get("mark")
         if how == "raises":
             raise ValueError("no such shelf")
         if how == "hangs":
@@ -73,6 +75,11 @@ class Counter(Environment):
         self.value = value
         if value < 0:
             raise ToolError("give a positive number")
+
+    def close(self):
+        if self.mark:
+            with Path(self.mark).open("a") as file:
+                file.write("closed\n")
 
     def reply(self, message):
         return "go on" if "more" in message else None

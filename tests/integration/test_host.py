@@ -234,6 +234,19 @@ async def test_a_reset_that_fails_is_an_environment_error_and_frees_the_slot(hos
         await host.acquire("e2")
 
 
+@pytest.mark.parametrize("how", ["well", "raises"])
+async def test_an_episode_is_closed_whatever_its_outcome(host, until, tmp_path, how):
+    mark = tmp_path / "mark"
+    if how == "raises":
+        with pytest.raises(EnvironmentCodeError):
+            await host.acquire("e", reset="raises", mark=str(mark))
+    else:
+        await host.acquire("e", mark=str(mark))
+        await host.release("e")
+    await until(mark.exists)
+    assert mark.read_text() == "closed\n"
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

@@ -53,12 +53,67 @@ async def test_plain_and_async_functions_give_their_results(runner):
     assert await run(runner, slow, 5.0, 6, 7) == 13
 
 
-async def test_plain_code_runs_off_the_loop_and_async_code_on_it(runner):
+async def test_neither_plain_nor_async_code_runs_on_the_loop_of_the_host(runner):
     async def where():
         return threading.current_thread()
 
     assert await run(runner, threading.current_thread) is not threading.main_thread()
-    assert await run(runner, where) is threading.main_thread()
+    assert await run(runner, where) is not threading.main_thread()
+
+
+async def test_async_code_that_blocks_does_not_hold_the_host_and_is_interrupted(runner):
+    def spin():
+        while True:
+            pass
+
+    async def blocks():
+        spin()
+
+    async def fine():
+        return "fine"
+
+    turns = 0
+
+    async def turn():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    with pytest.raises(CallOverdue):
+        await run(runner, blocks, 0.2)
+    assert turns > 5
+    turning.cancel()
+    assert await run(runner, fine) == "fine"
+
+
+async def test_async_code_that_blocks_in_c_is_left_behind(runner):
+    release = threading.Event()
+
+    async def blocks():
+        release.wait(30)
+
+    async def fine():
+        return "fine"
+
+    with pytest.raises(CallOverdue):
+        await run(runner, blocks, 0.1)
+    assert await run(runner, fine) == "fine"
+    release.set()
+
+
+async def test_async_code_that_ignores_its_cancellation_is_left_alone(runner):
+    async def stubborn():
+        for _ in range(20):
+            try:
+                await asyncio.sleep(0.1)
+            except asyncio.CancelledError:
+                continue
+
+    with pytest.raises(CallOverdue):
+        await run(runner, stubborn, 0.05)
+    assert await run(runner, lambda: "alive") == "alive"
 
 
 async def test_jobs_of_one_turn_run_in_order_on_one_thread(runner):
@@ -113,7 +168,7 @@ async def test_a_thread_stuck_in_c_is_given_up_and_the_job_goes_on_elsewhere(run
 
 
 async def test_an_async_function_is_cancelled_at_its_limit(runner):
-    cancelled = asyncio.Event()
+    cancelled = threading.Event()
 
     async def waits():
         try:
