@@ -27,7 +27,10 @@ def warmup(
     policy: Annotated[Path | None, typer.Option(help="Hugging Face folder to start from; none: from scratch.")] = None,
     steps: Annotated[int, typer.Option(help="Optimiser steps.", min=1)] = 1400,
     batch: Annotated[int, typer.Option(help="Conversations per step.", min=1)] = 16,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.", min=0.0)] = 5e-3,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.", min=0.0)] = 2e-3,
+    by_length: Annotated[
+        bool, typer.Option(help="Batches of similar length; not if length tells what is shown.")
+    ] = True,
     vocabulary: Annotated[int, typer.Option(help="Tokenizer entries, when made from scratch.", min=300)] = 448,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of batches.")] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; 0: as many as torch likes.", min=0)] = 0,
@@ -54,7 +57,12 @@ def warmup(
     def report(step: int, loss: float) -> None:
         typer.echo(f"step {step:5d} of {steps}   loss {loss:.4f}   {time.monotonic() - started:.0f} s")
 
-    fit(model, sequences, Recipe(steps=steps, learning_rate=learning_rate, batch=batch, seed=seed), report)
+    fit(
+        model,
+        sequences,
+        Recipe(steps=steps, learning_rate=learning_rate, batch=batch, seed=seed, by_length=by_length),
+        report,
+    )
     save_policy(out, tokenizer, model)
     typer.echo(f"policy written to {out}")
 
@@ -64,10 +72,12 @@ def save_policy(folder: Path, tokenizer: PreTrainedTokenizerBase, model: PreTrai
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The class name that every version of transformers knows; newer ones write a name that older ones do not.
     settings = folder / "tokenizer_config.json"
     content = json.loads(settings.read_text())
+    # The class name that every version of transformers knows; newer ones write a name that older ones do not.
     content["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for how_it_was_loaded in ("is_local", "local_files_only"):
+        content.pop(how_it_was_loaded, None)
     settings.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -81,15 +81,18 @@ class Encoder:
         return TrainingSequence(ids, learnt)
 
 
-def batches_by_length(
-    sequences: Sequence[TrainingSequence], size: int, rng: Random
+def batches(
+    sequences: Sequence[TrainingSequence], size: int, rng: Random, *, by_length: bool
 ) -> Iterator[list[TrainingSequence]]:
-    """Endless full batches of similar length, in an order that ``rng`` draws anew for every pass."""
-    ordered = sorted(sequences, key=lambda sequence: len(sequence.ids))
-    batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    """Endless batches in an order that ``rng`` draws anew for every pass; ``by_length``: each of similar lengths."""
+    ordered = sorted(sequences, key=lambda sequence: len(sequence.ids)) if by_length else list(sequences)
+    starts = list(range(0, len(ordered), size))
     while True:
-        rng.shuffle(batches)
-        yield from batches
+        if not by_length:
+            rng.shuffle(ordered)
+        rng.shuffle(starts)
+        for start in starts:
+            yield ordered[start : start + size]
 
 
 def collate(batch: Iterable[TrainingSequence], padding: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -108,6 +108,7 @@ def _train(pieces: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
         additional_special_tokens=[TURN_START],
+        model_max_length=2048,
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainer_bridge.warmup_data import IGNORED, TrainingSequence, batches_by_length, collate
+from trainer_bridge.warmup_data import IGNORED, TrainingSequence, batches, collate
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+CONTEXT = 2048  # tokens
 Report = Callable[[int, float], None]
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of one phase. The learning rate rises over ``rise`` steps, stays, and falls over the last third."""
+    """Settings of one phase. The learning rate rises over ``rise`` steps, stays, and falls over the last third.
+
+    ``by_length``: batches of similar length, which wastes no work on padding. Not where length goes with what is
+    demonstrated: when short cuts are short, every batch would teach only one or only the other.
+    """
 
     steps: int
     learning_rate: float
@@ -28,11 +33,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.01
     max_norm: float = 1.0
     report_every: int = 50
+    by_length: bool = True
 
 
 def new_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A Qwen3-type causal LM of about 0.3 million parameters with random weights, in float32."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     config = Qwen3Config(
@@ -43,7 +49,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=24,  # named, because the default is 128 whatever the width
-        max_position_embeddings=2048,
+        max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         initializer_range=0.06,  # about 1 / sqrt(3 * hidden_size): the usual 0.02 starves so narrow a model
@@ -51,8 +57,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         pad_token_id=padding,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config.eos_token_id = end
-    model.generation_config.pad_token_id = padding
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=padding)
     return model
 
 
@@ -60,7 +65,7 @@ def fit(model: PreTrainedModel, sequences: Sequence[TrainingSequence], recipe: R
     """Minimise the cross entropy of the learnt tokens with AdamW. ``report`` gets step and mean loss since the last."""
     import torch
 
-    batches = batches_by_length(sequences, recipe.batch, Random(recipe.seed))
+    stream = batches(sequences, recipe.batch, Random(recipe.seed), by_length=recipe.by_length)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
     )
@@ -70,7 +75,7 @@ def fit(model: PreTrainedModel, sequences: Sequence[TrainingSequence], recipe: R
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * _schedule(step, recipe)
-        loss = token_loss(model, *collate(next(batches), padding))
+        loss = token_loss(model, *collate(next(stream), padding))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.max_norm)
