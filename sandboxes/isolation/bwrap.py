@@ -68,9 +68,9 @@ def command(
     """
     path = require_bwrap()
     words = [*becoming(user), path, *gate, *_fixed(path, network=profile.network)]
-    words += _interpreter(*mounts.prefix(), user)
     size = str(profile.disk_bytes)
     words += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside
+    words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
     words += ["--bind", str(workspace), WORKSPACE, "--chdir", WORKSPACE]
     words += ["--remount-ro", "/dev", "--remount-ro", "/"]
     for name, value in {**_environment(), **(env or {})}.items():

@@ -1,9 +1,9 @@
-"""Mounts that only this process and its children see, for a host that runs as root.
+"""Mounts that only this process and its children see.
 
-Sandboxed commands then run as a user who owns nothing on this machine (see :mod:`sandboxes.isolation.user`), and who
-may not be able to reach the interpreter or a workspace by their usual paths. So a host gets one folder of its own, a
-tmpfs in a mount namespace of its own: workspaces and a read-only view of the interpreter lie in it, and all of it is
-gone with the process, however that ends.
+A host gets one folder of its own, a tmpfs in a mount namespace of its own. Workspaces lie in it, each a tmpfs with a
+bounded size, and all of it is gone with the process, however that ends. Where the host is root, sandboxed commands
+are a user who owns nothing on this machine (see :mod:`sandboxes.isolation.user`) and who may not be able to reach the
+interpreter by its usual path: then a read-only view of it lies there too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 _PREFIX = "envfarm-host-"
-_CLONE_NEWNS = 0x00020000
+_NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _NOSUID, _NODEV, _RDONLY, _REMOUNT, _BIND, _REC, _SLAVE = 2, 4, 1, 32, 4096, 16384, 1 << 19
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,17 +47,45 @@ def own_ground() -> Path:
     global _private, _python
     root = os.geteuid() == 0
     ground = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_parent()))
-    if not root:
-        return ground
-    ground.chmod(0o711)
-    if not _private:
-        _private = _libc.unshare(_CLONE_NEWNS) == 0 and _libc.mount(b"none", b"/", None, _REC | _SLAVE, None) == 0
-    if _private and tmpfs(ground, 1 << 20, mode=0o711):
+    if root:
+        ground.chmod(0o711)  # sandboxed commands are somebody else and must pass
+    if not _private and (root or _try_in_child(_enter)):
+        _private = _enter()
+    if _private and tmpfs(ground, 1 << 20, mode=0o711 if root else 0o700, owner=os.geteuid()) and root:
         view = ground / "python"
         view.mkdir(mode=0o755)
         if bind_read_only(Path(sys.base_prefix).resolve(), view):
             _python = view
     return ground
+
+
+def _enter() -> bool:
+    """Go into a mount namespace of our own; for who is not root, in a user namespace where they stay who they are."""
+    user, group = os.geteuid(), os.getegid()
+    if _libc.unshare(_NEWNS if user == 0 else _NEWNS | _NEWUSER) != 0:
+        return False
+    if user != 0:
+        try:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        except OSError:
+            return False
+    return bool(_libc.mount(b"none", b"/", None, _REC | _SLAVE, None) == 0)
+
+
+def _try_in_child(attempt: Callable[[], bool]) -> bool:
+    """Whether ``attempt`` works, found out where its failure does no harm. Only for a process without threads."""
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        return False
+    child = os.fork()
+    if child == 0:
+        worked = False
+        try:
+            worked = attempt()
+        finally:
+            os._exit(0 if worked else 1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _parent() -> Path:

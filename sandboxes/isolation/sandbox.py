@@ -23,7 +23,7 @@ from sandboxes.isolation.workspace import Workspace
 log = logging.getLogger(__name__)
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16
-_DISK_WATCH_SECONDS = 0.1
+_DISK_WATCH_SECONDS = 0.03
 _KILL_SECONDS = 2.0
 
 
@@ -106,7 +106,7 @@ class SlotSandbox:
         process = await self._start(argv, env, limit, gate)
         run = _Run(process, self._profile.output_bytes, namespace=self._profile.isolation is Isolation.BWRAP)
         try:
-            timed_out = await run.finish(stdin, limit, gate, self._too_big)
+            timed_out = await run.finish(stdin, limit, gate, None if self._workspace.bounded else self._too_big)
         finally:
             await run.kill()
         code = None if timed_out else process.returncode
@@ -142,7 +142,7 @@ class SlotSandbox:
         bwrap.require_bwrap()
 
     def _too_big(self) -> bool:
-        return not self._workspace.bounded and self._workspace.usage() > self._profile.disk_bytes
+        return self._workspace.usage() > self._profile.disk_bytes
 
     def _command(
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
@@ -192,7 +192,7 @@ class _Run:
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
         self._flood = FLOOD_FACTOR * output_bytes
 
-    async def finish(self, stdin: bytes, seconds: float, gate: Gate | None, too_big: Callable[[], bool]) -> bool:
+    async def finish(self, stdin: bytes, seconds: float, gate: Gate | None, too_big: Callable[[], bool] | None) -> bool:
         """Let it go and wait for its end; returns whether it had to be ended at its time limit."""
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
@@ -201,9 +201,10 @@ class _Run:
                 tasks.create_task(self._feed(stdin))
                 for stream, output in zip((self._process.stdout, self._process.stderr), self._outputs, strict=True):
                     tasks.create_task(self._drain(stream, output))
-                watch = tasks.create_task(self._watch_disk(too_big))
+                watch = tasks.create_task(self._watch_disk(too_big)) if too_big is not None else None
                 await self._process.wait()
-                watch.cancel()
+                if watch is not None:
+                    watch.cancel()
         except TimeoutError:
             return True
         except BaseExceptionGroup as failed:

@@ -37,7 +37,9 @@ class Workspace:
             return
         self.empty()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if mounts.private() and mounts.tmpfs(self.path, disk_bytes, owner=self._owner or 0):
+        if mounts.private() and mounts.tmpfs(
+            self.path, disk_bytes, owner=os.geteuid() if self._owner is None else self._owner
+        ):
             self._mounted_bytes = disk_bytes
         elif self._owner is not None:
             os.chown(self.path, self._owner, self._owner)
