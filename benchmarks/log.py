@@ -152,6 +152,16 @@ async def in_process(folder: Path) -> dict[str, float]:
     }
 
 
+async def read_until(client: LogClient, groups: Groups, ended: asyncio.Event) -> int:
+    """Read until senders have ended and all of theirs was read; returns the last position, committed."""
+    async with aclosing(client.subscribe("bench", "bench")) as stream:
+        async for group in stream:
+            if ended.is_set() and group.position == groups.made:
+                await client.commit("bench", "bench", group.position)
+                return group.position
+    raise AssertionError("a subscription has no end")
+
+
 async def over_grpc(folder: Path) -> dict[str, float]:
     """In and out through one server in this process: senders append while a subscriber reads and commits."""
     log, groups = SqliteLog(folder / "served.db"), Groups()
@@ -159,16 +169,14 @@ async def over_grpc(folder: Path) -> dict[str, float]:
     add_TrajectoryServiceServicer_to_server(TrajectoryServicer(log), server)
     server.add_insecure_port(f"unix:{folder}/socket")
     await server.start()
-    async with connect(f"unix:{folder}/socket") as channel, LogClient(channel) as client:
+    async with connect(f"unix:{folder}/socket") as channel, LogClient(channel) as client, asyncio.timeout(60):
         start = time.perf_counter()
-        async with aclosing(client.subscribe("bench", "bench")) as stream:
-            sending = asyncio.ensure_future(append_for(SECONDS, groups, client.append))
-            read = 0
-            while not sending.done() or read < groups.made:
-                read = (await anext(stream)).position
-            await client.commit("bench", "bench", read)
+        reading = asyncio.create_task(read_until(client, groups, ended := asyncio.Event()))
+        await append_for(SECONDS, groups, client.append)
+        ended.set()
+        await client.append(groups.next())  # one more group, so that a reader who has read all sees the end
+        read = await reading
         took = time.perf_counter() - start
-        await sending
     await server.stop(0)
     await log.close()
     return {"log_grpc_groups_per_s": read / took, "log_grpc_mb_per_s": groups.bytes / took / 1e6}

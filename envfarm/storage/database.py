@@ -19,7 +19,7 @@ from envfarm.storage.writer import Write, Writer
 
 T = TypeVar("T")
 
-QUEUE_BYTES = 64 * 1024 * 1024
+QUEUE_BYTES = 32 * 1024 * 1024
 POLL_SECONDS = 0.2
 """How soon changes made by other processes are seen; those of this process are seen at once."""
 _ROOM_SECONDS = 60.0
