@@ -91,6 +91,8 @@ def write_policy(policy: Policy, weights: dict[str, Tensor], folder: Path) -> No
     )
     for name, keys in plan.filename_to_tensors.items():
         save_file({key: tensors[key] for key in keys}, temporary / name, metadata={"format": "pt"})
+        # The engine may run as another user: weights are as readable as the configuration beside them.
+        shutil.copymode(policy.folder / "config.json", temporary / name)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -160,7 +160,7 @@ def test_rloo_has_no_baseline_for_a_lone_member():
 
 
 def test_an_unknown_estimator_is_named_with_those_there_are():
-    with pytest.raises(ConfigError, match="no advantage named 'ppo'.*rloo"):
+    with pytest.raises(ConfigError, match=r"no advantage named 'ppo'.*rloo"):
         estimate("ppo", [[1.0]])  # type: ignore[arg-type]
 
 

@@ -66,6 +66,8 @@ async def test_a_published_folder_is_a_whole_policy_in_the_names_of_its_source(f
     folder = tmp_path / "weights/v000001"
     assert {p.name for p in folder.iterdir()} == {p.name for p in farm.policy.iterdir()}
     assert (folder / "chat_template.jinja").read_text() == (farm.policy / "chat_template.jinja").read_text()
+    modes = {(folder / name).stat().st_mode for name in ("config.json", "model.safetensors")}
+    assert modes == {(farm.policy / "config.json").stat().st_mode}
     source, written = weights_in(farm.policy), weights_in(folder)
     assert {n: (t.shape, t.dtype) for n, t in source.items()} == {n: (t.shape, t.dtype) for n, t in written.items()}
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
