@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
-from envfarm.core.errors import EngineError  # noqa: E402
+from envfarm.core.errors import ConfigError, EngineError  # noqa: E402
 from envfarm.inference.embedded.model import CausalModel  # noqa: E402
 from envfarm.inference.embedded.request import Request  # noqa: E402
 from envfarm.inference.embedded.scheduler import Scheduler  # noqa: E402
+from envfarm.inference.embedded.serve import EngineSettings, load  # noqa: E402
 
 torch.set_num_threads(1)
 VOCAB = 128
@@ -273,3 +278,32 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(folders, plai
         engine.model.read_weights(tmp_path)
     (request,) = run(engine, ask([1, 2, 3]))
     assert worst_difference(plain, request) < TOLERANCE
+
+
+def test_rows_are_as_many_as_the_memory_for_keys_and_values_allows(folders):
+    row = CausalModel(folders["0"], dtype=torch.float32).kv_row_bytes(256)
+    settings = EngineSettings(model=folders["0"], context=256, max_rows=50, kv_bytes=5 * row)
+    assert load(settings).rows.slots == 5
+    with pytest.raises(ConfigError, match="--kv-mib"):
+        load(EngineSettings(model=folders["0"], context=256, kv_bytes=row - 1))
+
+
+def test_a_folder_whose_weights_are_incomplete_or_broken_is_refused(folders, tmp_path):
+    shutil.copytree(folders["0"], tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack model\.norm\.weight"):
+        load(EngineSettings(model=tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ConfigError, match="cannot load"):
+        load(EngineSettings(model=tmp_path))
+
+
+def test_a_model_with_sliding_windows_is_refused_with_what_can_serve_it(folders, tmp_path):
+    shutil.copytree(folders["0"], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"layer_types": ["full_attention", "sliding_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="serve it with SGLang"):
+        load(EngineSettings(model=tmp_path))

@@ -107,6 +107,15 @@ async def test_a_generation_has_tokens_scores_and_versions(engine):
     assert generation.prompt_tokens == 3
 
 
+async def test_scores_are_those_of_a_plain_forward_pass(engine, folders):
+    generation = await engine.generate(ask(range(20), max_new_tokens=30, temperature=0.8), timeout=30)
+    model = Qwen3ForCausalLM.from_pretrained(folders[0])
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*range(20), *generation.output_ids]])).logits[0, 19:-1]
+    expected = torch.log_softmax(logits / 0.8, -1).gather(-1, torch.tensor(generation.output_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-4, rtol=0)
+
+
 async def test_the_next_turn_reuses_the_rows_of_its_episode(engine):
     first = await engine.generate(ask(range(40), key="e", max_new_tokens=5), timeout=30)
     turn = [*range(40), *first.output_ids, 7, 8]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from envfarm.core.errors import ConfigError, EngineError
 from envfarm.inference.embedded.attention import NAME, Batch, forward_pass
@@ -25,9 +26,19 @@ class CausalModel:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder} is not a model folder: config.json is missing; expected a Hugging Face folder")
-        self.config = AutoConfig.from_pretrained(folder)
-        _check_supported(folder, self.config)
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME)
+        try:
+            self.config = AutoConfig.from_pretrained(folder)
+            _check_supported(folder, self.config)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ConfigError(f"cannot load the model in {folder}: {error}") from error
+        model, info = loaded
+        self._model: PreTrainedModel = model
+        if info["missing_keys"]:  # transformers would go on with random numbers in their place
+            missing = sorted(info["missing_keys"])
+            raise ConfigError(f"the weights in {folder} lack {', '.join(missing[:3])} ({len(missing)} in all)")
         self._model.train(mode=False)
         self._dtype = dtype
         self._model.requires_grad_(requires_grad=False)

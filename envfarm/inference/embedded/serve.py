@@ -78,7 +78,10 @@ async def serve(settings: EngineSettings) -> None:
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
         address = _address(settings.host, runner)
         logger.info("engine serves %s at http://%s", settings.model, address)
         if settings.address_file is not None:
