@@ -17,6 +17,7 @@ from envfarm.core.outcome import Outcome
 from envfarm.core.rewards import RewardSettings
 from envfarm.wire.channel import connect
 from envfarm.wire.episode_client import EpisodeClient
+from envfarm.wire.status import from_status
 from envfarm.wire.v1 import episode_pb2, episode_pb2_grpc, types_pb2
 
 CALL = '<tool_call>\n{"name": "sell", "arguments": {"pieces": 2}}\n</tool_call>'
@@ -241,3 +242,24 @@ async def test_reflection_lists_the_services(gateway):
         async for response in stub.ServerReflectionInfo(iter([asked])):
             names = {service.name for service in response.list_services_response.service}
             assert {"envfarm.v1.EpisodeService", "envfarm.v1.TrajectoryService", "envfarm.v1.RunService"} <= names
+
+
+async def test_commands_that_make_no_sense_fail_alone_with_typed_errors(gateway, shop):
+    async with connect(gateway.address, token=gateway.token) as channel, gateway.client() as client:
+        opened = await shop.open(client)
+        commands = [
+            episode_pb2.Command(id=1),
+            episode_pb2.Command(id=2, step=episode_pb2.StepRequest(handle="x")),
+            episode_pb2.Command(id=3, step=episode_pb2.StepRequest(handle=opened.handle), timeout_s=float("nan")),
+            episode_pb2.Command(id=4, open=episode_pb2.OpenRequest(environment=shop.environment)),
+            episode_pb2.Command(id=5, open=episode_pb2.OpenRequest(environment="nowhere"), timeout_s=float("inf")),
+            episode_pb2.Command(id=6, close=episode_pb2.CloseRequest(handle=opened.handle), timeout_s=-1.0),
+        ]
+        stub = episode_pb2_grpc.EpisodeServiceStub(channel)
+        stream = stub.Interact(iter([episode_pb2.InteractRequest(commands=commands)]))
+        replies = {reply.id: reply async for batch in stream for reply in batch.replies}
+        assert sorted(replies) == [1, 2, 3, 4, 5, 6]
+        errors = {number: from_status(replies[number].error) for number in range(1, 6)}
+        assert isinstance(errors.pop(2), Rejected)
+        assert all(isinstance(error, ConfigError) for error in errors.values())
+        assert replies[6].WhichOneof("kind") == "close"
