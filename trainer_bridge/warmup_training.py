@@ -57,7 +57,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         pad_token_id=padding,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=padding)
+    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=padding)  # type: ignore[no-untyped-call]
     return model
 
 

@@ -67,12 +67,12 @@ def test_a_later_phase_starts_from_a_folder_and_keeps_its_tokenizer(demos: Path,
 def test_the_command_reports_its_loss_and_the_loss_falls(demos: Path, tmp_path: Path) -> None:
     app = Typer()
     app.command()(warmup)
-    arguments = [str(demos), "--out", str(tmp_path / "p"), "--steps", "100", "--batch", "8", "--threads", "1"]
+    arguments = [str(demos), "--out", str(tmp_path / "p"), "--steps", "70", "--batch", "8", "--threads", "1"]
     result = CliRunner().invoke(app, [*arguments, "--learning-rate", "2e-3"])
     assert result.exit_code == 0, result.output
     losses = [float(line.split("loss")[1].split()[0]) for line in result.output.splitlines() if "loss" in line]
     assert len(losses) == 2
-    assert losses[1] < losses[0] / 2
+    assert losses[1] < 0.7 * losses[0]
 
 
 def test_only_what_the_assistant_says_is_learnt(demos: Path, first: Path) -> None:
