@@ -68,6 +68,9 @@ def train(
     staleness: Annotated[
         int | None, typer.Option(min=0, help="Most versions between sampling and training. Default: the run's setting.")
     ] = None,
+    fill: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Least share of a window's groups that must teach; else they wait.")
+    ] = 0.5,
     keep_zero_variance: Annotated[bool, typer.Option(help="Train on groups whose members were equally good.")] = False,
     shuffle_rewards: Annotated[bool, typer.Option(help="Negative control: rewards are dealt out at random.")] = False,
     purpose: Annotated[PurposeName, typer.Option(help="Which trajectories of the run.")] = PurposeName.TRAIN,
@@ -131,6 +134,7 @@ def train(
             singles=advantage is AdvantageName.BATCH,
             shuffle_rewards=shuffle_rewards,
             linger_s=LINGER_SECONDS if offline else None,
+            fill=0.0 if offline else fill,
         ),
         compute=ComputeSettings(
             minibatches=minibatches,

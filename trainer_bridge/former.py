@@ -1,12 +1,15 @@
 """When groups become a batch, and which of them: window, staleness bound, zero variance. Pure.
 
 A version is made of a *window* of whole groups, as many as the run's ``groups_per_version``, less those that cannot
-teach. A dropped group is not replaced: leave to start groups is given out per version, so a trainer that waited for
-replacements could wait for ever.
+teach. When too few of a window can (``fill``), no version is made of it: those few are carried into the next window,
+since an update from a handful of episodes is mostly noise, and AdamW takes as large a step from it as from a whole
+batch (dynamic sampling, Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2). The window's position is done with
+either way, so that leave to start further groups is given.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -45,7 +48,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """What one version is trained on. ``position``: last group of the window; ``reward``: mean return of the fresh.
 
     ``staleness``: one value per trained trajectory, in versions. ``judged`` may be empty: then there is nothing to
-    train, but the window is done with.
+    train, but the window is done with, and ``carried`` of its groups wait for the next one.
     """
 
     position: int
@@ -53,6 +56,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     drops: Drops
     reward: float | None
     staleness: tuple[int, ...]
+    carried: int = 0
 
 
 class BatchFormer:
@@ -66,6 +70,8 @@ class BatchFormer:
         self._size = data.groups_per_version or 1
         self._advantage = advantage
         self._window: list[TrainingGroup] = []
+        self._carried: list[TrainingGroup] = []
+        self._least = 0 if advantage.kind == "batch" else math.ceil(data.fill * self._size)
 
     @property
     def size(self) -> int:
@@ -76,6 +82,11 @@ class BatchFormer:
     def waiting(self) -> int:
         """Groups collected so far."""
         return len(self._window)
+
+    @property
+    def carried(self) -> int:
+        """Trajectories of earlier windows that wait for company."""
+        return sum(len(g.members) for g in self._carried)
 
     @property
     def full(self) -> bool:
@@ -92,29 +103,38 @@ class BatchFormer:
         Every trajectory in the batch has ``version - oldest_version <= staleness``: the bound is checked here, when
         the batch is formed, not when a group arrived.
         """
-        window, self._window = self._window, []
+        window, self._window = [*self._carried, *self._window], []
         fresh = [g for g in window if self._fresh(g, version)]
         least = 1 if self._data.singles else 2
         kept = [g for g in fresh if len(g.members) >= least]
-        judged, zero_variance = self._judged(kept, generator)
+        judged = self._judged(kept, generator)
+        self._carried = self._too_few(kept, judged)
+        found = () if self._carried else tuple(judged)
         return Batch(
             position=max((g.position for g in window), default=0),
-            judged=tuple(judged),
+            judged=found,
             drops=Drops(
                 stale=sum(len(g.members) for g in window) - sum(len(g.members) for g in fresh),
-                zero_variance=zero_variance,
+                zero_variance=sum(len(g.members) for g in kept) - self.carried - len(found),
                 lone=sum(len(g.members) for g in fresh) - sum(len(g.members) for g in kept),
                 no_reward=sum(len(g.left_out) for g in window),
             ),
             reward=_mean_return(fresh),
-            staleness=tuple(version - (j.trajectory.oldest_version or 0) for j in judged),
+            staleness=tuple(version - (j.trajectory.oldest_version or 0) for j in found),
+            carried=len(self._carried),
         )
+
+    def _too_few(self, kept: Sequence[TrainingGroup], judged: Sequence[Judged]) -> list[TrainingGroup]:
+        """The groups that teach, when there are too few of them to make a version; else none."""
+        teaching = {j.trajectory.group_id for j in judged}
+        return [g for g in kept if g.group_id in teaching] if len(teaching) < self._least else []
 
     def _fresh(self, group: TrainingGroup, version: int) -> bool:
         oldest = group.oldest_version
         return self._data.staleness is None or oldest is None or version - oldest <= self._data.staleness
 
-    def _judged(self, groups: Sequence[TrainingGroup], generator: np.random.Generator) -> tuple[list[Judged], int]:
+    def _judged(self, groups: Sequence[TrainingGroup], generator: np.random.Generator) -> list[Judged]:
+        """Every member with its advantages, less those that were exactly as good as their peers at every step."""
         members = [[*g.members] for g in groups]
         if self._advantage.kind == "batch":
             members = [[t for group in members for t in group]]
@@ -122,17 +142,16 @@ class BatchFormer:
         if self._data.shuffle_rewards:
             rewards = shuffled(rewards, generator)
         judged: list[Judged] = []
-        zero_variance = 0
         for group, group_rewards in zip(members, rewards, strict=True):
             settings = self._advantage
             found = estimate(settings.kind, group_rewards, gamma=settings.gamma, lam=settings.lam, std=settings.std)
             aligned = [fitted(a, len(t.steps)) for t, a in zip(group, found, strict=True)]
-            for trajectory, advantages in zip(group, aligned, strict=True):
-                if self._data.drop_zero_variance and not _informative(advantages):
-                    zero_variance += 1  # exactly as good as its group at every step: nothing to compute
-                else:
-                    judged.append(Judged(trajectory=trajectory, advantages=advantages))
-        return judged, zero_variance
+            judged += [
+                Judged(trajectory=trajectory, advantages=advantages)
+                for trajectory, advantages in zip(group, aligned, strict=True)
+                if _informative(advantages) or not self._data.drop_zero_variance
+            ]
+        return judged
 
 
 def step_rewards(trajectory: Trajectory) -> list[float | None]:

@@ -45,7 +45,8 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``groups_per_version`` and ``staleness`` (most versions between sampling and training) are the run's own where
     they are ``None``; see :meth:`for_run`. ``linger_s``: a batch may be
     short when no further group comes for so long (``None``: wait until it is whole). ``singles``: groups of one
-    trainable member are kept, for a baseline over the whole batch.
+    trainable member are kept, for a baseline over the whole batch. ``fill``: the least share of a window's groups that
+    must have something to teach before a version is made; fewer wait for the next window.
     """
 
     purpose: Purpose = "train"
@@ -55,6 +56,7 @@ class DataSettings(msgspec.Struct, frozen=True, kw_only=True):
     singles: bool = False
     shuffle_rewards: bool = False
     linger_s: float | None = None
+    fill: float = 0.5
     prefetch: int = 64
 
     def for_run(self, run: RunSettings) -> DataSettings:

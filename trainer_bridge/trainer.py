@@ -212,7 +212,7 @@ class Trainer:
         if not shards:
             self._move_to(batch)
             await self._commit()
-            log.info("nothing to train on up to group %d: %s", batch.position, batch.drops)
+            log.info("no version from groups up to %d: %d wait, %s", batch.position, batch.carried, batch.drops)
             await self._reporter.points(self._place.version, {"train/dropped": float(self._place.dropped)})
             return
         self._sound = False

@@ -164,7 +164,7 @@ def test_no_schedule_lets_a_trajectory_be_trained_beyond_the_bound(bound, window
             done += len(formed.judged) + formed.drops.counted
             version += 1
     waiting = sum(len(m) for _, m in schedule[len(schedule) - made.waiting :]) if made.waiting else 0
-    assert done == arrived - waiting  # everything is trained or counted as dropped
+    assert done == arrived - waiting - made.carried  # everything is trained, counted as dropped, or waits
 
 
 def test_the_bound_holds_at_the_moment_of_the_batch_and_not_of_arrival():
@@ -191,6 +191,37 @@ def test_stored_data_has_no_bound_unless_one_is_asked_for():
 
 
 # What cannot teach.
+
+
+def disagreeing(position, version=0):
+    return group_of(position, *(episode(m, [float(m)], group=position, versions=[version]) for m in range(2)))
+
+
+def agreeing(position):
+    return group_of(position, *(episode(m, [1.0], group=position) for m in range(2)))
+
+
+def test_too_few_groups_that_teach_wait_for_the_next_window_and_are_trained_once():
+    made = former(window=4, fill=0.5)
+    first = batch(made, disagreeing(1), agreeing(2), agreeing(3), agreeing(4))
+    assert (first.judged, first.carried, first.position) == ((), 1, 4)
+    second = batch(made, disagreeing(5), agreeing(6), agreeing(7), agreeing(8))
+    assert {j.trajectory.group_id for j in second.judged} == {"g1", "g5"}
+    assert second.carried == made.carried == 0
+    assert first.drops.zero_variance + second.drops.zero_variance == 12
+
+
+def test_a_group_that_waited_too_long_is_stale_and_not_trained():
+    made = former(window=4, fill=0.5, staleness=1)
+    batch(made, disagreeing(1), agreeing(2), agreeing(3), agreeing(4))
+    later = batch(made, *(disagreeing(p, version=2) for p in range(5, 9)), version=2)
+    assert "g1" not in {j.trajectory.group_id for j in later.judged}
+    assert later.drops.stale == 2
+
+
+def test_without_a_least_fill_every_window_with_anything_to_teach_makes_a_version():
+    formed = batch(former(window=4, fill=0.0), disagreeing(1), agreeing(2), agreeing(3), agreeing(4))
+    assert len(formed.judged) == 2
 
 
 def test_groups_that_agree_are_dropped_and_counted_and_can_be_kept():
