@@ -28,10 +28,11 @@ from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
 
-#: Validation success at which training stops, as a mean of the last two measurements.
+#: Validation success at which training stops.
 GOOD_ENOUGH = 0.95
-VALIDATE_EVERY = 3  # policy versions
-VALIDATION_TASKS = 96
+VALIDATE_VERSIONS = 3  # measured every so many policy versions,
+VALIDATE_SECONDS = 10.0  # or after so long, when a good policy leaves little to learn from
+VALIDATION_TASKS = 128
 TEST_TASKS = 240
 #: The last measurement and an orderly end need this long.
 RESERVED_SECONDS = 15.0
@@ -74,7 +75,7 @@ class _DemoRun:
         self._started = time.monotonic()
         self._curves = Curves()
         self._stage = "starting"
-        self._evaluations: list[float] = []
+        self._best: tuple[float, int] | None = None  # success on validation, and the version that had it
 
     @property
     def _seconds(self) -> float:
@@ -99,9 +100,10 @@ class _DemoRun:
                 await runs.set_state(run.id, RunState.RUNNING, "measured")
                 await self._train(runs, run)
                 await runs.set_state(run.id, RunState.STOPPED, "demo is over")
+                chosen = await self._chosen(trainer, engine)
                 last = await self._last()
                 counts = await log.counts(run.id)
-            result = result_of(self._curves, first, last, counts, wall_s=self._seconds)
+            result = result_of(self._curves, first, last, counts, chosen=chosen, wall_s=self._seconds)
             self._console.print(summary(result, self._settings.out, shuffled=self._settings.shuffle_rewards))
             return result
 
@@ -119,7 +121,7 @@ class _DemoRun:
 
     async def _start_trainer(self, farm: LocalFarm, run: Run) -> Child:
         flags = ["--seed", str(self._settings.seed), "--ranks", str(self._settings.trainer_ranks), "--threads", "1"]
-        flags += ["--steps", str(MOST_VERSIONS)]
+        flags += ["--steps", str(MOST_VERSIONS), "--keep", str(MOST_VERSIONS)]
         if self._settings.shuffle_rewards:
             flags.append("--shuffle-rewards")
         return await farm.start_trainer(run.id, self._policy, self._settings.out / "trainer", flags)
@@ -135,29 +137,41 @@ class _DemoRun:
         """Train until validation is good enough, the versions are used up, or time is."""
         self._stage = "training"
         most = CONTROL_VERSIONS if self._settings.shuffle_rewards else MOST_VERSIONS
-        measured = 0
+        measured, measured_at = 0, time.monotonic()
         while self._seconds < self._settings.seconds - RESERVED_SECONDS:
             version = self._curves.run.policy_version if self._curves.run else 0
-            if version >= most:
-                return
-            if version < measured + VALIDATE_EVERY:
+            long_ago = time.monotonic() - measured_at >= VALIDATE_SECONDS
+            if version == measured or (version < measured + VALIDATE_VERSIONS and not long_ago):
                 await asyncio.sleep(0.1)
                 continue
-            measured = version
-            evaluation = await self._measure("validation", VALIDATION_TASKS)
-            await self._note(runs, run, version, evaluation)
-            recent = self._evaluations[-2:]
-            if len(recent) == 2 and sum(recent) / 2 >= GOOD_ENOUGH:
+            await self._validate(runs, run, version)
+            measured, measured_at = version, time.monotonic()
+            if version >= most or (self._best is not None and self._best[0] >= GOOD_ENOUGH):
                 return
 
-    async def _note(self, runs: RunClient, run: Run, version: int, evaluation: Evaluation) -> None:
-        if evaluation.success is None:
+    async def _validate(self, runs: RunClient, run: Run, version: int) -> None:
+        evaluation = await self._measure("validation", VALIDATION_TASKS)
+        if evaluation.success is None or evaluation.versions is None:
             return
-        self._evaluations.append(evaluation.success)
+        if self._best is None or evaluation.success > self._best[0]:
+            self._best = (evaluation.success, evaluation.versions[1])
         point = MetricPoint(
             name="evaluate/validation", step=version, value=evaluation.success, at=time.time(), source="demo"
         )
         await runs.report(run.id, [point])
+
+    async def _chosen(self, trainer: Child, engine: EnginePool) -> int:
+        """Have the engine serve the version that was best on validation; returns it, 0 when nothing was trained."""
+        self._stage = "waiting for the trainer to end"
+        async with asyncio.timeout(TRAINER_SECONDS):
+            await trainer.process.wait()
+        if self._best is None:
+            return 0
+        version = self._best[1]
+        folder = self._settings.out / "trainer" / "weights" / f"v{version:06d}"
+        if version and {s.version for s in await engine.status()} != {version}:
+            await engine.update_weights_from_disk(str(folder), version=version, timeout=30.0)
+        return version
 
     async def _last(self) -> Evaluation:
         self._stage = "measuring the trained policy"

@@ -15,7 +15,7 @@ from envfarm.rollout.evaluation import Evaluation
 
 
 def result_of(
-    curves: Curves, first: Evaluation, last: Evaluation, counts: LogCounts, *, wall_s: float
+    curves: Curves, first: Evaluation, last: Evaluation, counts: LogCounts, *, chosen: int, wall_s: float
 ) -> dict[str, Any]:
     """What ``--json`` writes. Rates are means over the training phase; absent figures are ``null``."""
     return {
@@ -27,6 +27,7 @@ def result_of(
         "steps_per_s": curves.mean("rollout/steps_per_s"),
         "tokens_per_s": curves.mean("rollout/tokens_per_s"),
         "policy_version": curves.run.policy_version if curves.run else None,
+        "version_chosen": chosen,
         "trajectories_logged": counts.records,
         "trajectories_trained": _whole(curves.last("train/trajectories")),
         "max_staleness": _whole(curves.peak("train/staleness_max")),
@@ -46,7 +47,8 @@ def summary(result: dict[str, Any], out: Path, *, shuffled: bool) -> RenderableT
         (_percent(result["success_first"]), "bold"),
         " → ",
         (_percent(result["success_last"]), "bold green"),
-        f"   in {result['wall_s']:.0f} s, {result['policy_version']} policy versions",
+        f"   in {result['wall_s']:.0f} s, {result['policy_version']} policy versions; measured: "
+        f"version {result['version_chosen']}, the best on the validation split",
     )
     control = (
         "\n(rewards were dealt to the wrong episodes: this is what learning nothing looks like)" if shuffled else ""
