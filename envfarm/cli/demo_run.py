@@ -29,7 +29,7 @@ from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
 
 #: Validation success at which training stops.
-GOOD_ENOUGH = 0.95
+GOOD_ENOUGH = 0.96
 VALIDATE_VERSIONS = 3  # measured every so many policy versions,
 VALIDATE_SECONDS = 10.0  # or after so long, when a good policy leaves little to learn from
 VALIDATION_TASKS = 128
