@@ -91,9 +91,11 @@ def train(
     """
     if not policy.is_dir():
         raise ConfigError(f"--policy: no folder {policy}; expected a Hugging Face folder")
-    token = _token(token_file)
-
     import logging
+
+    from envfarm.wire.auth import read_token
+
+    token = read_token(token_file)
 
     import torch
 
@@ -145,14 +147,3 @@ def train(
         ),
     )
     launch(settings, ranks)
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--token-file: cannot read {path}: {error.strerror}; expected the gateway's token"
-        ) from error

@@ -27,6 +27,7 @@ from envfarm.core.errors import ConfigError, FarmError, Unavailable
 from envfarm.core.ids import derived_seed
 from envfarm.core.log import Group
 from envfarm.core.trajectory import Purpose
+from envfarm.wire.serving import announce
 from trainer_bridge import checkpoint
 from trainer_bridge.batches import minibatch_per_rank, rows_of, split
 from trainer_bridge.checkpoint import Place
@@ -127,7 +128,7 @@ class Trainer:
 
     async def _train(self, watch: RunWatch) -> None:
         await self._start(watch)
-        await asyncio.to_thread(self._say_ready)
+        await asyncio.to_thread(announce, self._settings.address_file, "ready")
         data = self._settings.data.for_run(watch.run.settings)
         source = self._groups.subscribe(
             self._settings.run_id, self._consumer, purpose=data.purpose, after=self._place.position
@@ -194,14 +195,6 @@ class Trainer:
             await self._publisher.serve(folder, version)
         if registered != version:
             await self._publisher.announce(version)
-
-    def _say_ready(self) -> None:
-        path = self._settings.address_file
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.tmp")
-            temporary.write_text("ready\n")
-            temporary.replace(path)
 
     # One version.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from envfarm.cli.processes import Child, Processes, envfarm_argv
+from envfarm.wire.auth import read_token
 from envfarm.wire.channel import connect
 
 GATEWAY_SECONDS = 60.0
@@ -24,7 +25,6 @@ class LocalFarm:
     state: Path
     processes: Processes
     gateway: str
-    token: str
     channel: grpc.aio.Channel
     engines: list[str] = field(default_factory=list)
 
@@ -71,10 +71,9 @@ async def local_farm(
             engine_child = await processes.start("engine", argv, env=_ONE_THREAD)
         gateway = await gateway_child.ready(GATEWAY_SECONDS)
         engines = [_url(await engine_child.ready(ENGINE_SECONDS))] if engine_child is not None else []
-        token = await asyncio.to_thread((state / "token").read_text)
-        channel = connect(gateway, token=token.strip())
+        channel = connect(gateway, token=await asyncio.to_thread(read_token, state / "token"))
         try:
-            yield LocalFarm(state, processes, gateway, token.strip(), channel, engines)
+            yield LocalFarm(state, processes, gateway, channel, engines)
         finally:
             await channel.close()
 

@@ -6,7 +6,7 @@ A trajectory has one *segment* as long as the chat template only ever appends; w
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from envfarm.core.outcome import Outcome
 from envfarm.core.sandbox import Isolation
 
 Purpose = Literal["train", "evaluate", "collect"]
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 SCHEMA_VERSION = 1
 
 

@@ -1,19 +1,20 @@
+# ruff: noqa: N802 - methods have gRPC's names
 """``TrajectoryService``: trajectories in, acknowledged when durable; whole groups out, as fast as they are taken."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import cast
 
 import grpc.aio
+import msgspec
 
 from envfarm.core.errors import ConfigError, FarmError, LogError
 from envfarm.core.log import Appended, TrajectoryLog
-from envfarm.core.trajectory import Purpose
+from envfarm.core.trajectory import PURPOSES, Purpose
 from envfarm.storage.budget import ByteBudget
 from envfarm.wire.convert.records import group_to_pb, record_from_pb
-from envfarm.wire.status import abort
+from envfarm.wire.status import abort, reported
 from envfarm.wire.v1 import trajectory_pb2 as pb
 from envfarm.wire.v1.trajectory_pb2_grpc import TrajectoryServiceServicer
 
@@ -22,7 +23,6 @@ _STREAM_BATCHES = 64
 _STORE_SECONDS = 120.0
 _GROUPS_AT_ONCE = 8
 _LOOK_SECONDS = 30.0
-_PURPOSES = ("train", "evaluate", "collect")
 
 Stored = Sequence[Appended] | FarmError
 AppendContext = grpc.aio.ServicerContext[pb.AppendRequest, pb.AppendResponse]
@@ -34,7 +34,7 @@ class TrajectoryServicer(TrajectoryServiceServicer):
     def __init__(self, log: TrajectoryLog) -> None:
         self._log = log
 
-    async def Append(  # type: ignore[override]  # noqa: N802 - gRPC's name; it also takes coroutines that write
+    async def Append(  # type: ignore[override]  # a coroutine that writes, not a generator
         self, request_iterator: AsyncIterator[pb.AppendRequest], context: AppendContext
     ) -> None:
         """Store batches side by side, acknowledge them in order.
@@ -56,13 +56,13 @@ class TrajectoryServicer(TrajectoryServiceServicer):
         if failure is not None:
             await abort(context, failure)
 
-    async def Subscribe(  # noqa: N802
+    async def Subscribe(
         self,
         request: pb.SubscribeRequest,
         context: grpc.aio.ServicerContext[pb.SubscribeRequest, pb.SubscribeResponse],
     ) -> AsyncIterator[pb.SubscribeResponse]:
         """Push whole groups from the given or committed position on; waits while the reader does not take them."""
-        try:
+        async with reported(context):
             purpose = _purpose(request.purpose)
             after = await self._start(request)
             await context.send_initial_metadata(())
@@ -73,34 +73,22 @@ class TrajectoryServicer(TrajectoryServiceServicer):
                 for group in groups:
                     yield group_to_pb(group)
                     after = group.position
-        except FarmError as error:
-            await abort(context, error)
 
-    async def Commit(  # noqa: N802
+    async def Commit(
         self, request: pb.CommitRequest, context: grpc.aio.ServicerContext[pb.CommitRequest, pb.CommitResponse]
     ) -> pb.CommitResponse:
         """Note a position."""
-        try:
+        async with reported(context):
             await self._log.commit(request.run_id, request.consumer, request.position)
-        except FarmError as error:
-            await abort(context, error)
-        return pb.CommitResponse()
+            return pb.CommitResponse()
 
-    async def Count(  # noqa: N802
+    async def Count(
         self, request: pb.CountRequest, context: grpc.aio.ServicerContext[pb.CountRequest, pb.CountResponse]
     ) -> pb.CountResponse:
         """Totals of a run."""
-        try:
+        async with reported(context):
             counts = await self._log.counts(request.run_id)
-        except FarmError as error:
-            await abort(context, error)
-        return pb.CountResponse(
-            records=counts.records,
-            trainable=counts.trainable,
-            infra_failed=counts.infra_failed,
-            groups=counts.groups,
-            bytes=counts.bytes,
-        )
+            return pb.CountResponse(**msgspec.structs.asdict(counts))
 
     async def _start(self, request: pb.SubscribeRequest) -> int:
         if request.HasField("after"):
@@ -117,12 +105,10 @@ class TrajectoryServicer(TrajectoryServiceServicer):
         async for request in requests:
             size = sum(len(record.payload) for record in request.records)
             await room.take(size, timeout=_STORE_SECONDS)
-            task = group.create_task(self._store(request))
-            task.add_done_callback(lambda _, size=size: room.give(size))  # type: ignore[misc]
-            await storing.put(task)
+            await storing.put(group.create_task(self._store(request, room, size)))
         await storing.put(None)
 
-    async def _store(self, request: pb.AppendRequest) -> Stored:
+    async def _store(self, request: pb.AppendRequest, room: ByteBudget, size: int) -> Stored:
         """What became of a batch; failures are returned, so that those before it can still be acknowledged."""
         try:
             async with asyncio.timeout(_STORE_SECONDS):
@@ -131,6 +117,8 @@ class TrajectoryServicer(TrajectoryServiceServicer):
             return error
         except TimeoutError:
             return LogError(f"the log did not store a batch within {_STORE_SECONDS:g} s; send it again")
+        finally:
+            room.give(size)
 
 
 def _acknowledgement(stored: Sequence[Appended]) -> pb.AppendResponse:
@@ -138,6 +126,6 @@ def _acknowledgement(stored: Sequence[Appended]) -> pb.AppendResponse:
 
 
 def _purpose(name: str) -> Purpose:
-    if name and name not in _PURPOSES:
-        raise ConfigError(f"purpose {name!r}; expected one of {', '.join(_PURPOSES)}")
-    return cast(Purpose, name or "train")
+    if name and name not in PURPOSES:
+        raise ConfigError(f"purpose {name!r}; expected one of {', '.join(PURPOSES)}")
+    return name or "train"

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,20 +16,20 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from envfarm.core import plugins
-from envfarm.core.errors import ConfigError
 from envfarm.core.sandbox import Backend
 from envfarm.gateway.composition import Compositions
+from envfarm.gateway.episode_service import EpisodeServicer
 from envfarm.gateway.episodes import Episodes
 from envfarm.gateway.handles import Signer
 from envfarm.gateway.hosts import host_pool
 from envfarm.gateway.intake import TrajectoryServicer
 from envfarm.gateway.run_service import RunServicer
-from envfarm.gateway.service import EpisodeServicer
 from envfarm.gateway.state import StateFolder, state_folder
 from envfarm.runs.registry import RunRegistry
 from envfarm.trajectories.sqlite_log import SqliteLog
 from envfarm.wire.auth import TokenInterceptor
 from envfarm.wire.channel import serve_options
+from envfarm.wire.serving import announce, bind
 from envfarm.wire.v1 import episode_pb2, episode_pb2_grpc, run_pb2, run_pb2_grpc, trajectory_pb2, trajectory_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ async def run(options: GatewayOptions) -> None:
     stop = _Stop()
     with state_folder(options.state) as folder:
         server = grpc.aio.server(options=serve_options(), interceptors=[TokenInterceptor(folder.token)])
-        address = _bind(server, options.listen)
+        address = bind(server, options.listen)
         try:
             async with _backend(options) as backend:
                 await _serve(stop, options, folder, server, address, backend)
@@ -107,7 +106,7 @@ async def _serve(
         episodes = Episodes(pool, Signer(folder.key), Compositions(), tasks)
         async with _services(server, folder, episodes) as healthy:
             await server.start()
-            _announce(options.address_file, address)
+            await asyncio.to_thread(announce, options.address_file, address)
             log.info("serving at %s: %s", address, ", ".join(sorted(pool.served)))
             stop.started()
             gc.freeze()  # what is there now stays: no need for the collector to look through it again and again
@@ -152,26 +151,3 @@ async def _backend(options: GatewayOptions) -> AsyncIterator[Backend]:
                 await backend.close(keep_hosts=options.keep_hosts)
         except TimeoutError:
             log.error("the hosts did not end within %g s", CLOSE_SECONDS)  # noqa: TRY400 - the sentence is enough
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> str:
-    """The address that is bound. Raises :class:`ConfigError` in one line when it cannot be."""
-    local = listen.startswith("unix:")
-    if not local and not listen.rpartition(":")[2].isdigit():
-        raise ConfigError(f"--listen {listen!r} is not an address; expected HOST:PORT, port 0 for any free one")
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError:
-        raise ConfigError(
-            f"cannot listen on {listen}: the address is in use (by another farm?) or not this machine's; "
-            "stop that one or choose another --listen"
-        ) from None
-    return listen if local else f"{listen.rpartition(':')[0]}:{port}"
-
-
-def _announce(file: Path | None, address: str) -> None:
-    """Write the address, all at once."""
-    if file is not None:
-        scratch = file.with_name(f".{file.name}.{os.getpid()}")
-        scratch.write_text(address + "\n")
-        scratch.replace(file)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from envfarm.core.errors import ConfigError
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.tokens import TokenBuilder
 from envfarm.rollout.worker import Worker
+from envfarm.wire.auth import read_token
 from envfarm.wire.channel import connect
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
@@ -39,7 +39,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(settings: WorkerSettings) -> None:
     """Work until the run is over or a signal comes. Raises the farm's errors."""
     tokens = await asyncio.to_thread(TokenBuilder.load, settings.folder, renderer=settings.renderer)
-    token = await asyncio.to_thread(_token, settings.token_file)
+    token = await asyncio.to_thread(read_token, settings.token_file)
     async with contextlib.AsyncExitStack() as stack:
         channel = connect(settings.gateway, token=token)
         stack.push_async_callback(channel.close)
@@ -74,14 +74,3 @@ def _drained_by_signals(worker: Worker) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--token-file {file}: {error.strerror}; the gateway writes it into its --state folder"
-        ) from error

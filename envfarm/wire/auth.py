@@ -1,4 +1,4 @@
-"""Bearer tokens: every call carries one, the server checks it before any handler sees the call.
+"""Bearer tokens: read from a file, carried by every call, checked by the server before any handler sees the call.
 
 The client side wraps the channel instead of using interceptors, since grpc.aio's stream interceptors put a queue and a
 generator between a stream and its caller. Health checks need no token: probes have none.
@@ -8,13 +8,28 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import grpc.aio
 
+from envfarm.core.errors import ConfigError
+
 HEADER = "authorization"
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token in a ``--token-file``; ``None`` without one. Does file I/O. Raises :class:`ConfigError`."""
+    if file is None:
+        return None
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file {file}: {error.strerror}; the gateway writes it into its --state folder"
+        ) from error
 
 
 def bearer(channel: grpc.aio.Channel, token: str) -> grpc.aio.Channel:

@@ -6,6 +6,8 @@ A hint when to try again travels as ``RetryInfo``.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -102,3 +104,12 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     details = (("grpc-status-details-bin", status.SerializeToString()),)
     await context.abort(code_of(error), status.message, details)
     raise AssertionError("abort returned")  # pragma: no cover - abort always raises
+
+
+@contextlib.asynccontextmanager
+async def reported(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """The farm's errors that are raised inside end the call, by :func:`abort`."""
+    try:
+        yield
+    except errors.FarmError as error:
+        await abort(context, error)

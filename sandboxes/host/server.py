@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import sys
 import time
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import grpc.aio
 
-from envfarm.core.errors import ConfigError, FarmError
+from envfarm.core.errors import FarmError
 from envfarm.wire.channel import serve_options
+from envfarm.wire.serving import announce, bind
 from envfarm.wire.v1 import host_pb2_grpc
 from sandboxes.host.environments import Environments
 from sandboxes.host.runner import Runner
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # the loop and the code of environments take turns this often
 SWEEP_SECONDS = 1.0
 TERM_GRACE_SECONDS = 5.0
-_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,9 @@ async def _serve(options: HostOptions, environments: Environments, ground: Path)
     servicer = HostServicer(options.id, environments, slots, TaskPages(runner))
     server = grpc.aio.server(options=serve_options())
     host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
-    address = await _bind(server, options.listen)
+    address = bind(server, options.listen)
     await server.start()
-    if options.address_file is not None:
-        _announce(options.address_file, address)
+    await asyncio.to_thread(announce, options.address_file, address)
     log.info("host %s serves %d slots at %s", options.id, options.slots, address)
     try:
         await _until_over(servicer, slots, options.lease)
@@ -88,24 +86,8 @@ async def _serve(options: HostOptions, environments: Environments, ground: Path)
             _remove_socket(address)
 
 
-async def _bind(server: grpc.aio.Server, listen: str) -> str:
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {listen}: {error}") from error
-    if listen.startswith("unix:"):
-        return listen
-    return f"{listen.rpartition(':')[0]}:{port}"
-
-
 def _remove_socket(address: str) -> None:
     Path(address.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-def _announce(file: Path, address: str) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(address)
-    partial.replace(file)
 
 
 async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> None:

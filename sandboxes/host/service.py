@@ -1,3 +1,4 @@
+# ruff: noqa: N802, ARG002 - methods have gRPC's names and arguments
 """``HostService``: what the gateway speaks to this host."""
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from typing import Any
 
 import grpc.aio
 
-from envfarm.core.errors import ConfigError, EnvironmentCodeError, FarmError
+from envfarm.core.errors import ConfigError, EnvironmentCodeError
 from envfarm.wire import mux
 from envfarm.wire.convert.episodes import info_to_pb
 from envfarm.wire.convert.tasks import task_to_pb
-from envfarm.wire.status import abort
+from envfarm.wire.status import reported
 from envfarm.wire.v1 import host_pb2, host_pb2_grpc
 from sandboxes.host.environments import Environments
 from sandboxes.host.slots import Answer, Slots
@@ -21,7 +22,7 @@ from sandboxes.host.task_pages import TaskPages
 
 
 class HostServicer(host_pb2_grpc.HostServiceServicer):
-    """Serves slots and tasks. ``idle_since`` tells the host when the last gateway was seen."""
+    """Serves slots and tasks, and notes when a gateway was last in contact."""
 
     def __init__(self, host_id: str, environments: Environments, slots: Slots, pages: TaskPages) -> None:
         self._id = host_id
@@ -38,7 +39,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
         """Seconds since a gateway was last in contact; 0 while one holds a stream."""
         return 0.0 if self._streams else time.monotonic() - self._seen
 
-    async def Inspect(self, request: host_pb2.InspectRequest, context: Any) -> host_pb2.InspectResponse:  # noqa: N802, ARG002
+    async def Inspect(self, request: host_pb2.InspectRequest, context: Any) -> host_pb2.InspectResponse:
         """Environments, slots, isolation."""
         self._seen = time.monotonic()
         return host_pb2.InspectResponse(
@@ -50,13 +51,11 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
             broken=self._environments.broken,
         )
 
-    async def ListTasks(self, request: host_pb2.ListTasksRequest, context: Any) -> host_pb2.ListTasksResponse:  # noqa: N802
+    async def ListTasks(self, request: host_pb2.ListTasksRequest, context: Any) -> host_pb2.ListTasksResponse:
         """A page of an environment's tasks."""
         self._seen = time.monotonic()
-        try:
+        async with reported(context):
             return await self._page(request)
-        except FarmError as error:
-            await abort(context, error)
 
     async def _page(self, request: host_pb2.ListTasksRequest) -> host_pb2.ListTasksResponse:
         loaded = self._environments.get(request.environment)
@@ -68,7 +67,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
                 f"environment {loaded.name!r}: a task cannot be sent: {error}; task data must survive JSON"
             ) from error
 
-    async def Drive(  # type: ignore[override]  # noqa: N802 - a coroutine that writes, not a generator
+    async def Drive(  # type: ignore[override]  # a coroutine that writes, not a generator
         self, request_iterator: AsyncIterator[host_pb2.DriveRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Slot commands of many episodes on one stream."""
@@ -86,7 +85,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
             self._streams -= 1
             self._seen = time.monotonic()
 
-    async def Drain(self, request: host_pb2.DrainRequest, context: Any) -> host_pb2.DrainResponse:  # noqa: N802, ARG002
+    async def Drain(self, request: host_pb2.DrainRequest, context: Any) -> host_pb2.DrainResponse:
         """Finish what runs, take no new slot, then exit."""
         self.grace = request.grace_s
         self._slots.draining = True

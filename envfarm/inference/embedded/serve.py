@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from envfarm.core.errors import ConfigError
 from envfarm.inference.embedded.model import CausalModel
 from envfarm.inference.embedded.scheduler import Scheduler
 from envfarm.inference.embedded.server import build
+from envfarm.wire.serving import announce
 
 logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -84,8 +84,7 @@ async def serve(settings: EngineSettings) -> None:
             raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
         address = _address(settings.host, runner)
         logger.info("engine serves %s at http://%s", settings.model, address)
-        if settings.address_file is not None:
-            _write_atomically(settings.address_file, address)
+        await asyncio.to_thread(announce, settings.address_file, address)
         await stop.wait()
     finally:
         await engine.stop()
@@ -95,9 +94,3 @@ async def serve(settings: EngineSettings) -> None:
 def _address(host: str, runner: web.AppRunner) -> str:
     port = runner.addresses[0][1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)

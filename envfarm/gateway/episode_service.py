@@ -1,11 +1,12 @@
+# ruff: noqa: N802 - methods have gRPC's names
 """``EpisodeService``: unary calls and ``Interact``, both over :class:`envfarm.gateway.episodes.Episodes`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc.aio
 
@@ -13,11 +14,10 @@ from envfarm.core.errors import ConfigError, FarmError
 from envfarm.gateway.episodes import Episodes
 from envfarm.wire import mux
 from envfarm.wire.convert.tasks import task_to_pb
-from envfarm.wire.status import abort, to_status
+from envfarm.wire.status import reported, to_status
 from envfarm.wire.v1 import episode_pb2 as pb
 from envfarm.wire.v1.episode_pb2_grpc import EpisodeServiceServicer
 
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = Callable[[pb.Reply], None]
 
@@ -28,32 +28,33 @@ class EpisodeServicer(EpisodeServiceServicer):
     def __init__(self, episodes: Episodes) -> None:
         self._episodes = episodes
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """What an environment offers."""
-        try:
-            found = self._episodes.describe(request.environment)
-        except FarmError as error:
-            await abort(context, error)
-        return pb.DescribeResponse(environments=[served.pb for served in found])
+        async with reported(context):
+            return pb.DescribeResponse(environments=[s.pb for s in self._episodes.describe(request.environment)])
 
-    async def Tasks(self, request: pb.TasksRequest, context: Context) -> pb.TasksResponse:  # noqa: N802
+    async def Tasks(self, request: pb.TasksRequest, context: Context) -> pb.TasksResponse:
         """A page of tasks."""
-        page = self._episodes.tasks(request.environment, request.split, request.offset, request.limit)
-        return pb.TasksResponse(tasks=[task_to_pb(task) for task in await _reported(context, page)])
+        async with reported(context):
+            page = await self._episodes.tasks(request.environment, request.split, request.offset, request.limit)
+            return pb.TasksResponse(tasks=[task_to_pb(task) for task in page])
 
-    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:  # noqa: N802
+    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:
         """Start an episode."""
-        return await _reported(context, self._episodes.open(request, _left(context)))
+        async with reported(context):
+            return await self._episodes.open(request, _left(context))
 
-    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:
         """Take a step."""
-        return await _reported(context, self._step(request, _left(context)))
+        async with reported(context):
+            return await self._step(request, _left(context))
 
-    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:  # noqa: N802
+    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:
         """End an episode."""
-        return await _reported(context, self._episodes.close(request, _left(context)))
+        async with reported(context):
+            return await self._episodes.close(request, _left(context))
 
-    async def Interact(  # type: ignore[override]  # noqa: N802 - a coroutine that writes, not a generator
+    async def Interact(  # type: ignore[override]  # a coroutine that writes, not a generator
         self, request_iterator: AsyncIterator[pb.InteractRequest], context: Context
     ) -> None:
         """Commands of many episodes on one stream."""
@@ -98,14 +99,6 @@ def _answer_step(answer: Answer, reply: pb.Reply, error: FarmError | None) -> No
     if error is not None:
         reply.error.CopyFrom(to_status(error))
     answer(reply)
-
-
-async def _reported(context: Context, work: Awaitable[T]) -> T:
-    """What ``work`` gives; its errors become the call's status."""
-    try:
-        return await work
-    except FarmError as error:
-        await abort(context, error)
 
 
 def _left(context: Context) -> float:
