@@ -15,7 +15,7 @@ from envfarm.core.errors import FarmError
 from envfarm.core.ids import new_id
 from envfarm.core.messages import AssistantMessage, Diagnosis, ToolCall, ToolSchema
 from envfarm.core.outcome import OutcomeKind
-from envfarm.core.task import Task
+from envfarm.core.task import SPLITS, Task
 from envfarm.wire.episode_client import EpisodeClient
 
 _STEP_SECONDS = 20.0
@@ -42,7 +42,7 @@ async def _checks(client: EpisodeClient, name: str) -> AsyncIterator[Check]:
     info = (await client.describe(name))[0]
     yield Check(name="loads, and its tools have schemas", ok=bool(info.tools), detail=_names(info))
     tasks: list[Task] = []
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         try:
             page = await client.tasks(name, split, 0, 3)
         except FarmError as error:

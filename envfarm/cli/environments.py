@@ -19,6 +19,7 @@ from envfarm.cli.environment_check import Check, check_environment
 from envfarm.core import plugins
 from envfarm.core.environment import Environment, description
 from envfarm.core.errors import ConfigError, FarmError
+from envfarm.core.task import SPLITS
 from envfarm.tools.schema import schemas
 
 environments = typer.Typer(no_args_is_help=True, help="List environments, look at one, begin a new one, try one out.")
@@ -86,7 +87,7 @@ def _facts(cls: type[Environment]) -> dict[str, Any]:
             "gamma": cls.reward.gamma,
         },
         "profile": msgspec.to_builtins(cls.profile),
-        "tasks": {split: _examples(cls, split) for split in ("train", "validation", "test")},
+        "tasks": {split: _examples(cls, split) for split in SPLITS},
     }
 
 

@@ -35,3 +35,8 @@ def derived_seed(*parts: str | int) -> int:
     """A 63-bit seed that depends on every part, the same on every machine and Python version."""
     text = "\x1f".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def sampling_seed(*parts: str | int) -> int:
+    """The lower 31 bits of :func:`derived_seed`: what every inference engine takes for a seed."""
+    return derived_seed(*parts) & 0x7FFF_FFFF

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from envfarm.core.environment import Environment
 from envfarm.core.errors import ConfigError
+from envfarm.core.suggestions import did_you_mean
 
 
 @cache
@@ -36,8 +36,7 @@ def load(group: str, name: str) -> Any:
     point = _group(group).get(name)
     if point is None:
         kind = group.removeprefix("envfarm.").removesuffix("s")
-        close = get_close_matches(name, _group(group), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, _group(group))
         raise ConfigError(f"no {kind} named {name!r}{hint} (there is: {', '.join(names(group)) or 'none'})")
     return point.load()
 

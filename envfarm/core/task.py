@@ -8,6 +8,10 @@ import msgspec
 
 from envfarm.core.messages import Message
 
+SPLITS = ("train", "validation", "test")
+TASKS_PER_PAGE = 1000
+"""Most tasks that one request may ask for."""
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``id`` is unique within (environment, split). ``data`` must survive JSON: it travels to the sandbox over RPC."""

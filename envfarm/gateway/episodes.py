@@ -15,7 +15,7 @@ from envfarm.core.deadline import Deadline
 from envfarm.core.errors import ConfigError, FarmError, SlotLost, Unavailable
 from envfarm.core.ids import digest, new_id
 from envfarm.core.rewards import RewardSettings
-from envfarm.core.task import Task
+from envfarm.core.task import SPLITS, TASKS_PER_PAGE, Task
 from envfarm.gateway.composition import Compositions
 from envfarm.gateway.handles import Seat, Signer
 from envfarm.gateway.host_link import RELEASE_SECONDS, HostLink, ignore
@@ -35,8 +35,6 @@ from envfarm.wire.v1.episode_pb2 import (
 from envfarm.wire.v1.host_pb2 import AcquireSlot, ReleaseSlot, SlotAcquired, SlotCommand
 
 log = logging.getLogger(__name__)
-SPLITS = ("train", "validation", "test")
-MOST_TASKS = 1000
 QUERY_SECONDS = 30.0
 QUEUE_SECONDS = 60.0
 LONGEST_OPEN = 3600.0
@@ -74,8 +72,8 @@ class Episodes:
         self._pool.environment(environment)
         if split not in SPLITS:
             raise ConfigError(f"no split {split[:80]!r}; expected one of {', '.join(SPLITS)}")
-        if not 1 <= limit <= MOST_TASKS:
-            raise ConfigError(f"limit is {limit}; expected 1 to {MOST_TASKS} tasks a page")
+        if not 1 <= limit <= TASKS_PER_PAGE:
+            raise ConfigError(f"limit is {limit}; expected 1 to {TASKS_PER_PAGE} tasks a page")
         return await self._pool.any().tasks(environment, split, offset, limit, QUERY_SECONDS)
 
     # Opening

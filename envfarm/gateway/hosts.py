@@ -8,12 +8,12 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from difflib import get_close_matches
 from typing import Any
 
 from envfarm.core.deadline import Deadline
 from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError, SandboxError, Unavailable
 from envfarm.core.sandbox import Backend, Host, HostState, SandboxProfile
+from envfarm.core.suggestions import did_you_mean
 from envfarm.gateway.host_link import HostLink
 from envfarm.gateway.served import Served
 from envfarm.wire.retry import backoff
@@ -77,8 +77,7 @@ class HostPool:
         """What is known of an environment. Raises :class:`ConfigError` that lists what there is."""
         found = self.served.get(name)
         if found is None:
-            close = get_close_matches(name, self.served, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, self.served)
             raise ConfigError(f"no environment {name[:200]!r} here{hint} (there is: {', '.join(sorted(self.served))})")
         return found
 

@@ -15,7 +15,7 @@ from envfarm.core.deadline import Deadline
 from envfarm.core.engine import SamplingParams
 from envfarm.core.episode import Opened, StepAnswer
 from envfarm.core.errors import FarmError, PolicyError, WireError
-from envfarm.core.ids import derived_seed, new_id
+from envfarm.core.ids import new_id, sampling_seed
 from envfarm.core.messages import AssistantMessage, Diagnosis, Message, ToolStatus
 from envfarm.core.outcome import Outcome, OutcomeKind
 from envfarm.core.rewards import RewardSettings
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 OPEN_SECONDS = 120.0
 """Wait for a free slot and for ``reset`` together."""
 CLOSE_SECONDS = 5.0
-_SEED_MASK = 0x7FFF_FFFF
 
 
 class Phase(enum.StrEnum):
@@ -69,7 +68,7 @@ class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def sampling_seed(self, step: int) -> int:
         """31-bit seed of one answer."""
-        return derived_seed(self.seed, self.member, self.attempt, step) & _SEED_MASK
+        return sampling_seed(self.seed, self.member, self.attempt, step)
 
 
 class Episode:

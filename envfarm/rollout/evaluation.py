@@ -12,7 +12,7 @@ import msgspec
 from envfarm.core.errors import ConfigError
 from envfarm.core.ids import derived_seed, new_id
 from envfarm.core.rewards import RewardSettings
-from envfarm.core.task import Task
+from envfarm.core.task import TASKS_PER_PAGE, Task
 from envfarm.core.trajectory import Purpose, Trajectory
 from envfarm.rollout.groups import GroupSpec, run_group
 from envfarm.rollout.intake import LogWriter
@@ -20,8 +20,6 @@ from envfarm.rollout.metrics import completion, mean, part_sums
 from envfarm.rollout.ports import Episodes, PolicySide
 from envfarm.rollout.sampling import within_context
 from envfarm.rollout.scheduling import InFlight
-
-_PAGE = 1000
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +125,7 @@ async def _tasks(episodes: Episodes, environment: str, split: str, count: int) -
         raise ConfigError(f"the number of episodes must be at least 1, got {count}")
     tasks: list[Task] = []
     while len(tasks) < count:
-        wanted = min(_PAGE, count - len(tasks))
+        wanted = min(TASKS_PER_PAGE, count - len(tasks))
         page = await episodes.tasks(environment, split, len(tasks), wanted)
         tasks += page
         if len(page) < wanted:

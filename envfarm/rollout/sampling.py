@@ -12,13 +12,12 @@ import msgspec
 from envfarm.core.deadline import Deadline
 from envfarm.core.engine import Engine, GenerateRequest, Generation, SamplingParams
 from envfarm.core.errors import DeadlineExceeded, EngineAborted, EngineError, FarmError
-from envfarm.core.ids import derived_seed
+from envfarm.core.ids import sampling_seed
 from envfarm.rollout.ports import PolicySide
 
 GRACE_S = 5.0
 """Seconds for an aborted request to bring its partial tokens back."""
 MOST_CONTINUATIONS = 16
-_SEED_MASK = 0x7FFF_FFFF
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +102,7 @@ def _continued(sampling: SamplingParams, turn: int, sampled: int) -> SamplingPar
     return msgspec.structs.replace(
         sampling,
         max_new_tokens=sampling.max_new_tokens - sampled,
-        sampling_seed=None if seed is None else derived_seed(seed, turn) & _SEED_MASK,
+        sampling_seed=None if seed is None else sampling_seed(seed, turn),
     )
 
 

@@ -6,12 +6,12 @@ import math
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.run import RunSettings
+from envfarm.core.trajectory import PURPOSES
 
 _NAME_LENGTH = 200
 _LABELS = 64
 _AT_LEAST_ONE = ("group_size", "groups_per_version", "max_attempts")
 _AT_MOST = {"group_size": 65_536, "groups_per_version": 1_000_000, "max_attempts": 1_000}
-_PURPOSES = ("train", "evaluate", "collect")
 
 
 def check_name(name: str) -> None:
@@ -34,7 +34,7 @@ def check_settings(settings: RunSettings) -> None:
         raise ConfigError(f"seed is {settings.seed}; expected 0 to 2^63-1")
     if not (math.isfinite(settings.temperature) and settings.temperature >= 0):
         raise ConfigError(f"temperature is {settings.temperature}; expected a number of at least 0")
-    if settings.purpose not in _PURPOSES:
-        raise ConfigError(f"purpose is {settings.purpose!r}; expected one of {', '.join(_PURPOSES)}")
+    if settings.purpose not in PURPOSES:
+        raise ConfigError(f"purpose is {settings.purpose!r}; expected one of {', '.join(PURPOSES)}")
     if len(settings.labels) > _LABELS:
         raise ConfigError(f"{len(settings.labels)} labels; expected at most {_LABELS}")

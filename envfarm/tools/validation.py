@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import jsonschema_rs
@@ -11,6 +10,7 @@ import msgspec
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import Diagnosis, ToolCall, ToolSchema
+from envfarm.core.suggestions import nearest
 from envfarm.tools.payload import MAX_DEPTH, excerpt, json_fault, too_deep
 
 MAX_ARGUMENT_CHARACTERS = 1 << 20
@@ -91,9 +91,9 @@ class Catalogue:
         return Verdict(Diagnosis.SCHEMA, _bounded(f"{_shown(call.name)}: {self._misfit(call.name, arguments)}."))
 
     def _unknown(self, name: str) -> Verdict:
-        close = get_close_matches(name[:64], self.tools, n=1)
+        close = nearest(name, self.tools)
         known = ", ".join(list(self.tools)[:_NAMES_SHOWN]) + (", ..." if len(self.tools) > _NAMES_SHOWN else "")
-        hint = f"did you mean {close[0]}?" if close else f"the tools are: {known}." if known else "there are no tools."
+        hint = f"did you mean {close}?" if close else f"the tools are: {known}." if known else "there are no tools."
         return Verdict(Diagnosis.UNKNOWN_TOOL, _bounded(f"There is no tool named {_shown(name)}; {hint}"))
 
     def _misfit(self, name: str, arguments: dict[str, Any]) -> str:
@@ -159,10 +159,8 @@ def _expected(kind: jsonschema_rs.ValidationErrorKind) -> str:
 
 
 def _unexpected(path: str, unexpected: list[str], known: list[str]) -> str:
-    close = get_close_matches(unexpected[0][:64], known, n=1)
-    hint = (
-        f"perhaps {close[0]}" if close else f"only {', '.join(known[:_NAMES_SHOWN])}" if known else "no fields at all"
-    )
+    close = nearest(unexpected[0], known)
+    hint = f"perhaps {close}" if close else f"only {', '.join(known[:_NAMES_SHOWN])}" if known else "no fields at all"
     return f"{path or 'the call'} has no field {_shown(unexpected[0])}, {hint}"
 
 

@@ -17,7 +17,7 @@ import msgspec
 from envfarm.core.deadline import Deadline
 from envfarm.core.errors import LogError
 from envfarm.core.log import Appended, Group, LogCounts, LogRecord
-from envfarm.core.trajectory import Purpose, TrajectoryHeader
+from envfarm.core.trajectory import PURPOSES, Purpose, TrajectoryHeader
 from envfarm.storage.database import Database
 from envfarm.trajectories.placement import place
 
@@ -97,8 +97,8 @@ def _check(record: LogRecord) -> None:
         raise LogError(
             f"record {header.id} is member {header.member} of a group of {header.group_size}: no such member"
         )
-    if header.purpose not in ("train", "evaluate", "collect"):
-        raise LogError(f"record {header.id} has purpose {header.purpose!r}; expected train, evaluate or collect")
+    if header.purpose not in PURPOSES:
+        raise LogError(f"record {header.id} has purpose {header.purpose!r}; expected one of {', '.join(PURPOSES)}")
 
 
 def _groups(connection: sqlite3.Connection, run_id: str, purpose: Purpose, after: int, limit: int) -> list[Group]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ import msgspec
 from envfarm.core.environment import Environment, tool
 from envfarm.core.errors import ConfigError
 from envfarm.core.rewards import RewardSettings
+from envfarm.core.suggestions import did_you_mean
 from envfarm.core.task import Limits, Task
 from sandboxes.tools.calculator import Calculator
 from sandboxes.tools.python import Python
@@ -65,8 +65,7 @@ class ReasoningGym(Environment):
         known = _datasets()
         for name in names or ("",):
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else f" (there is: {', '.join(sorted(known))})"
+                hint = did_you_mean(name, known) or f" (there is: {', '.join(sorted(known))})"
                 raise ConfigError(f"reasoning-gym has no data set {name!r}{hint}")
         return type(
             cls.__name__, (cls,), {"name": f"{cls.name}/{parameter}", "datasets": names, "__doc__": cls.__doc__}

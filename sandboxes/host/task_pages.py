@@ -9,13 +9,10 @@ from typing import Any
 
 from envfarm.core.environment import Environment
 from envfarm.core.errors import ConfigError, EnvironmentCodeError
-from envfarm.core.task import Task
+from envfarm.core.task import SPLITS, TASKS_PER_PAGE, Task
 from sandboxes.host.environments import Loaded
 from sandboxes.host.instance import ask
 from sandboxes.host.runner import Job, Runner, Steps
-
-SPLITS = ("train", "validation", "test")
-MAX_PAGE = 1000
 
 
 class TaskPages:
@@ -29,8 +26,8 @@ class TaskPages:
         """Tasks ``offset`` up to ``offset + limit``; fewer: the split ends there."""
         if split not in SPLITS:
             raise ConfigError(f"no split named {split!r} (there is: {', '.join(SPLITS)})")
-        if not 1 <= limit <= MAX_PAGE:
-            raise ConfigError(f"limit is {limit}; a page has 1 to {MAX_PAGE} tasks")
+        if not 1 <= limit <= TASKS_PER_PAGE:
+            raise ConfigError(f"limit is {limit}; a page has 1 to {TASKS_PER_PAGE} tasks")
         cursor = self._cursors.setdefault((loaded.name, split), _Cursor(loaded, split))
         async with cursor.lock:
             future: asyncio.Future[list[Task]] = asyncio.get_running_loop().create_future()

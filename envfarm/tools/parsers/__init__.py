@@ -8,10 +8,10 @@ kept beside those that are not. Whether a tool exists and its arguments fit is `
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import AssistantMessage
+from envfarm.core.suggestions import did_you_mean
 from envfarm.tools.parsers.hermes import parse_hermes
 from envfarm.tools.parsers.openai import parse_openai
 
@@ -28,13 +28,12 @@ def parser(format: str) -> Parser:  # noqa: A002 - the word of the protos
     """The parser of a format. Raises :class:`ConfigError` that lists what there is."""
     found = _PARSERS.get(format)
     if found is None:
-        close = get_close_matches(format, _PARSERS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(format, _PARSERS)
         raise ConfigError(f"no tool-call format named {format[:80]!r}{hint} (there is: {', '.join(formats())})")
     return found
 
 
-def parse(format: str, text: str, *, truncated: bool = False) -> AssistantMessage:  # noqa: A002
+def parse(format: str, text: str, *, truncated: bool = False) -> AssistantMessage:  # noqa: A002 - as above
     """Take ``text`` apart. ``truncated``: sampling stopped at the token limit, so an unfinished call was cut off.
 
     Diagnosis: ``ok`` (calls, all well formed), ``syntax``, ``truncated``, ``none`` (no call). Call ids are
