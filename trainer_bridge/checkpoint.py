@@ -8,7 +8,6 @@ together, which is what makes a resumed trainer train each trajectory at most on
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from envfarm.core.errors import ConfigError
+from trainer_bridge.durable import draft_of, settle
 
 _STATE = "trainer.json"
 _PREFIX = "step-"
@@ -56,23 +56,16 @@ def read_shards(model: nn.Module, optimiser: Optimizer, folder: Path) -> None:
 
 def begin(root: Path, place: Place) -> Path:
     """An empty folder for the shards of a new checkpoint; it counts for nothing until :func:`finish`."""
-    folder = root / f".{_PREFIX}{place.steps:06d}.tmp"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+    draft = draft_of(_folder(root, place))
+    draft.mkdir(parents=True)
+    return draft
 
 
-def finish(root: Path, folder: Path, place: Place, *, keep: int) -> Path:
+def finish(root: Path, draft: Path, place: Place, *, keep: int) -> Path:
     """Add the trainer's place, sync, give the folder its name, remove all but the ``keep`` newest."""
-    (folder / _STATE).write_bytes(msgspec.json.encode(place))
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-    final = root / f"{_PREFIX}{place.steps:06d}"
-    if final.exists():  # the same step once more, after a resume
-        shutil.rmtree(final)
-    folder.rename(final)
-    _sync(root)
+    (draft / _STATE).write_bytes(msgspec.json.encode(place))
+    final = _folder(root, place)
+    settle(draft, final)
     for old in whole(root)[: -max(1, keep)]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -104,9 +97,5 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _folder(root: Path, place: Place) -> Path:
+    return root / f"{_PREFIX}{place.steps:06d}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from envfarm.core.errors import ConfigError
+from trainer_bridge.durable import draft_of, settle
 
 MAX_SHARD = "5GB"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf", ".*")
@@ -82,25 +82,20 @@ def write_policy(policy: Policy, weights: dict[str, Tensor], folder: Path) -> No
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(policy.folder, temporary, ignore=shutil.ignore_patterns(*_WEIGHTS, "original"))
+    draft = draft_of(folder)
+    shutil.copytree(policy.folder, draft, ignore=shutil.ignore_patterns(*_WEIGHTS, "original"))
     tensors = _as_stored(policy, weights)
     plan = split_torch_state_dict_into_shards(
         tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_SHARD
     )
     for name, keys in plan.filename_to_tensors.items():
-        save_file({key: tensors[key] for key in keys}, temporary / name, metadata={"format": "pt"})
+        save_file({key: tensors[key] for key in keys}, draft / name, metadata={"format": "pt"})
         # The engine may run as another user: weights are as readable as the configuration beside them.
-        shutil.copymode(policy.folder / "config.json", temporary / name)
+        shutil.copymode(policy.folder / "config.json", draft / name)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (temporary / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    _sync(temporary)
-    if folder.exists():  # an earlier attempt at the same version
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    _sync_directory(folder.parent)
+        (draft / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    settle(draft, folder)
 
 
 def _as_stored(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -112,19 +107,3 @@ def _as_stored(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     kept = {name: tensor for name, tensor in weights.items() if name not in tied}
     stored: dict[str, Tensor] = revert_weight_conversion(model, kept)
     return {name: tensor.to(policy.stored_dtype).contiguous() for name, tensor in stored.items()}
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _sync_directory(folder)
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

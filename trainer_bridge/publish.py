@@ -10,33 +10,25 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from envfarm.core.deadline import Deadline
 from envfarm.core.engine import Engine
-from envfarm.core.errors import EngineError, Unavailable
+from envfarm.core.errors import DeadlineExceeded, EngineError, Unavailable
+from trainer_bridge.ports import Runs
 
 log = logging.getLogger(__name__)
 UPDATE_SECONDS = 120.0
 RETRY_SECONDS = 1.0
 
 
-class VersionRegistry(Protocol):
-    """The part of ``envfarm.wire.run_client.RunClient`` that publishing needs."""
-
-    async def publish_version(self, run_id: str, version: int) -> object:
-        """Tell that ``version`` is out."""
-        ...
-
-
 class Publisher:
     """Puts versions out. Without an engine they go to disk only, and the registry is told nothing."""
 
-    def __init__(self, root: Path, run_id: str, engine: Engine | None, registry: VersionRegistry, *, keep: int) -> None:
+    def __init__(self, root: Path, run_id: str, engine: Engine | None, runs: Runs, *, keep: int) -> None:
         self._root = root
         self._run_id = run_id
         self._engine = engine
-        self._registry = registry
+        self._runs = runs
         self._keep = max(1, keep)
 
     def folder(self, version: int) -> Path:
@@ -81,9 +73,9 @@ class Publisher:
         deadline = Deadline.after(UPDATE_SECONDS)
         while True:
             try:
-                await self._registry.publish_version(self._run_id, version)
+                await self._runs.publish_version(self._run_id, version)
                 return
-            except Unavailable as error:
+            except (Unavailable, DeadlineExceeded) as error:
                 if deadline.expired():
                     raise
                 log.warning("version %d is not announced yet: %s; trying again", version, error)

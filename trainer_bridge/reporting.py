@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from envfarm.core.errors import DeadlineExceeded, WireError
 from envfarm.core.run import MetricPoint
+from trainer_bridge.ports import Runs
 
 log = logging.getLogger(__name__)
 SOURCE = "trainer"
 REPORT_SECONDS = 10.0
 
 
-class MetricSink(Protocol):
-    """The part of ``envfarm.wire.run_client.RunClient`` that reporting needs."""
-
-    async def report(self, run_id: str, points: Sequence[MetricPoint]) -> object:
-        """Add points to their series."""
-        ...
-
-
 class Reporter:
-    """Reports to ``sink`` and appends to ``file``. A registry that is away costs a warning, never the training."""
+    """Reports to the registry and appends to ``file``. A registry that is away costs a warning, never the training."""
 
-    def __init__(self, sink: MetricSink, run_id: str, file: Path) -> None:
-        self._sink = sink
+    def __init__(self, runs: Runs, run_id: str, file: Path) -> None:
+        self._runs = runs
         self._run_id = run_id
         self._file = file
 
@@ -47,7 +38,7 @@ class Reporter:
         points = [MetricPoint(name=n, step=step, value=v, at=now, source=SOURCE) for n, v in values.items()]
         try:
             async with asyncio.timeout(REPORT_SECONDS):
-                await self._sink.report(self._run_id, points)
+                await self._runs.report(self._run_id, points)
         except (WireError, DeadlineExceeded, TimeoutError) as error:
             log.warning("metrics of step %d are not reported: %s", step, error or "no answer in time")
 

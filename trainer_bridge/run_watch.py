@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
-from envfarm.core.errors import Unavailable
+from envfarm.core.errors import DeadlineExceeded, Unavailable
 from envfarm.core.run import Run, RunState
+from trainer_bridge.ports import Runs
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5  # how late a pause, a stop or a signal may be seen
 
 
-class RunSource(Protocol):
-    """The part of ``envfarm.wire.run_client.RunClient`` that watching needs."""
-
-    async def get(self, run_id: str) -> Run:
-        """The run as it is now."""
-        ...
-
-
 class RunWatch:
     """Follows one run. A registry that is away leaves the last known state standing."""
 
-    def __init__(self, source: RunSource, run: Run) -> None:
-        self._source = source
+    def __init__(self, runs: Runs, run: Run) -> None:
+        self._runs = runs
         self._stopping = asyncio.Event()
         self.run = run
         self.cause = ""  # why training stops, once it does
@@ -53,8 +45,8 @@ class RunWatch:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
-                self.run = await self._source.get(self.run.id)
-            except Unavailable as error:
+                self.run = await self._runs.get(self.run.id)
+            except (Unavailable, DeadlineExceeded) as error:
                 log.warning("the run's state is not known: %s", error)
 
     async def wait_stopping(self, seconds: float | None) -> None:

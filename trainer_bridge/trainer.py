@@ -14,19 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 
 from envfarm.core.engine import Engine
-from envfarm.core.errors import ConfigError, FarmError, Unavailable
+from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError, Unavailable
 from envfarm.core.ids import derived_seed
-from envfarm.core.log import Group
-from envfarm.core.trajectory import Purpose
 from envfarm.wire.serving import announce
 from trainer_bridge import checkpoint
 from trainer_bridge.batches import minibatch_per_rank, rows_of, split
@@ -36,9 +34,10 @@ from trainer_bridge.former import Batch, BatchFormer
 from trainer_bridge.learner import UpdateMetrics, UpdateShard
 from trainer_bridge.model import write_policy
 from trainer_bridge.orders import Learners
-from trainer_bridge.publish import Publisher, VersionRegistry, version_after_start
-from trainer_bridge.reporting import MetricSink, Reporter
-from trainer_bridge.run_watch import RunSource, RunWatch
+from trainer_bridge.ports import GroupLog, Runs
+from trainer_bridge.publish import Publisher, version_after_start
+from trainer_bridge.reporting import Reporter
+from trainer_bridge.run_watch import RunWatch
 from trainer_bridge.settings import TrainSettings
 from trainer_bridge.stream import Decode, GroupStream
 
@@ -47,24 +46,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PUBLISH_GRACE_SECONDS = 10.0  # for engines to take a version once there is a reason to stop
-
-
-class GroupLog(Protocol):
-    """The part of ``envfarm.wire.log_client.LogClient`` that training needs."""
-
-    def subscribe(
-        self, run_id: str, consumer: str, *, purpose: Purpose = "train", after: int | None = None
-    ) -> AsyncIterator[Group]:
-        """Whole groups in order, for ever."""
-        ...
-
-    async def commit(self, run_id: str, consumer: str, position: int) -> object:
-        """Done up to ``position``."""
-        ...
-
-
-class RunRegistry(RunSource, VersionRegistry, MetricSink, Protocol):
-    """The part of ``envfarm.wire.run_client.RunClient`` that training needs."""
 
 
 class Trainer:
@@ -76,7 +57,7 @@ class Trainer:
         *,
         learners: Learners,
         groups: GroupLog,
-        runs: RunRegistry,
+        runs: Runs,
         engine: Engine | None,
         decode: Decode,
     ) -> None:
@@ -287,7 +268,7 @@ class Trainer:
         """Tell the log; if it is away, the next commit says the same and more."""
         try:
             await self._groups.commit(self._settings.run_id, self._consumer, self._place.position)
-        except Unavailable as error:
+        except (Unavailable, DeadlineExceeded) as error:
             log.warning("position %d is not committed: %s", self._place.position, error)
 
     async def _write_weights(self, folder: Path) -> None:
