@@ -59,8 +59,6 @@ class EngineThread:
         self._stopping = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
-        while self._inbox:  # what came too late for the thread is still answered
-            self._inbox.popleft()()
         self._give_up(EngineStopped("the engine is shutting down"))
 
     @property
@@ -136,6 +134,9 @@ class EngineThread:
             _resolve(request.context, None)
 
     def _give_up(self, error: EngineStopped) -> None:
+        """Answer everybody who waits, once the thread takes nothing more."""
+        while self._inbox:  # what came too late for the thread
+            self._inbox.popleft()()
         for request in list(self._live.values()):
             _fail(request.context, error)
 
@@ -151,7 +152,7 @@ class EngineThread:
                     self._wake.wait()
                 else:
                     self._ended(self.scheduler.step())
-        except Exception as error:
+        except Exception as error:  # the last thing this thread does is to tell everybody
             logger.exception("the engine's thread failed")
             self._failure = error
             self._post(self._give_up, EngineStopped(f"the engine failed: {error}; restart it"))
