@@ -78,7 +78,7 @@ def _file(source: Path | str) -> Path:
 def _convert(file: Path, out: Path) -> None:
     try:
         import accelerate  # type: ignore[import-untyped]  # noqa: F401 - transformers needs it to read GGUF
-        import gguf  # noqa: F401
+        import gguf  # noqa: F401 - and this
         import torch
         import transformers
         from transformers import AutoModelForCausalLM, AutoTokenizer

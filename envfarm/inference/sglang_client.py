@@ -1,8 +1,4 @@
-"""Client of one inference server that speaks SGLang's HTTP API: SGLang itself, or the embedded engine.
-
-Weight versions are text there and integers in the farm. Text that is no integer (a server started without
-``--weight-version 0``) is an error, since staleness could not be told.
-"""
+"""Client of one inference server that speaks SGLang's HTTP API: SGLang itself, or the embedded engine."""
 
 from __future__ import annotations
 
@@ -14,9 +10,19 @@ import aiohttp
 import msgspec
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, SamplingParams, VersionSpan
+from envfarm.core.engine import EngineStatus, GenerateRequest, Generation
 from envfarm.core.errors import EngineError
 from envfarm.inference.errors import EngineBusy, EngineRefused, EngineTimeout, EngineUnreachable
+from envfarm.inference.sglang_bodies import (
+    Lengths,
+    Loads,
+    ModelInfo,
+    Reply,
+    Updated,
+    sampling_params,
+    to_generation,
+    to_version,
+)
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -28,66 +34,12 @@ _GONE = frozenset({502, 504})  # the engine behind the address ended, or a route
 _encode = msgspec.json.Encoder().encode
 
 
-class _Span(msgspec.Struct):
-    version: str | int
-    start: int
-    end: int
-
-
-class _FinishReason(msgspec.Struct):
-    type: str
-    message: str | None = None
-    matched: int | str | None = None
-
-
-class _Meta(msgspec.Struct):
-    """What the farm reads of ``meta_info``. An aborted request that never ran may lack nearly all of it."""
-
-    finish_reason: _FinishReason | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    weight_version: str | int | None = None
-    weight_versions: list[_Span] | None = None
-    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
-
-
-class _Reply(msgspec.Struct):
-    meta_info: _Meta
-    output_ids: list[int] | None = None
-
-
-class _ModelInfo(msgspec.Struct):
-    model_path: str = ""
-    weight_version: str | int = ""
-
-
-class _Load(msgspec.Struct):
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-
-
-class _Lengths(msgspec.Struct):
-    """What ``/server_info`` tells of lengths: SGLang's context is null where it is the model's own."""
-
-    context_length: int | None = None
-    max_req_input_len: int | None = None
-
-
-class _Loads(msgspec.Struct):
-    loads: list[_Load] = []
-
-
-class _Updated(msgspec.Struct):
-    success: bool
-    message: str = ""
-
-
 class _Answer(NamedTuple):
     status: int
     body: bytes
 
 
-_reply = msgspec.json.Decoder(_Reply)
+_reply = msgspec.json.Decoder(Reply)
 
 
 class SGLangClient:
@@ -130,7 +82,7 @@ class SGLangClient:
         body = {
             "rid": request.rid,
             "input_ids": request.input_ids,
-            "sampling_params": _sampling(request.sampling),
+            "sampling_params": sampling_params(request.sampling),
             "return_logprob": True,
             "logprob_start_len": -1,
             "routing_key": request.routing_key,
@@ -188,7 +140,7 @@ class SGLangClient:
         deadline = Deadline.after(timeout)
         answer = await self._send("POST", "/update_weights_from_disk", _encode(body), deadline)
         self._expect_ok("/update_weights_from_disk", answer)
-        updated = self._decoded(msgspec.json.Decoder(_Updated), answer)
+        updated = self._decoded(msgspec.json.Decoder(Updated), answer)
         if not updated.success:
             raise EngineRefused(f"{self.url} did not take version {version} from {path}: {updated.message}")
 
@@ -211,8 +163,8 @@ class SGLangClient:
         deadline = Deadline.after(timeout)
         try:
             path, version = await self._model_info(deadline)
-            loads = await self._get("/v1/loads", _Loads, deadline)
-            lengths = await self._get("/server_info", _Lengths, deadline)
+            loads = await self._get("/v1/loads", Loads, deadline)
+            lengths = await self._get("/server_info", Lengths, deadline)
             tokens = await self._tokens_generated(deadline)
         except EngineError:
             return EngineStatus(url=self.url, model_path="", version=-1, healthy=False)
@@ -239,7 +191,7 @@ class SGLangClient:
             await asyncio.sleep(min(0.1, deadline.remaining()))
 
     async def _model_info(self, deadline: Deadline) -> tuple[str, int]:
-        info = await self._get("/model_info", _ModelInfo, deadline)
+        info = await self._get("/model_info", ModelInfo, deadline)
         return info.model_path, to_version(info.weight_version, url=self.url)
 
     async def _tokens_generated(self, deadline: Deadline) -> int:
@@ -325,80 +277,6 @@ class SGLangClient:
             return decoder.decode(answer.body)
         except msgspec.DecodeError as error:
             raise EngineError(f"{self.url} sent an answer that is not SGLang's: {error}") from error
-
-
-def to_version(text: str | int, *, url: str) -> int:
-    """A weight version as the farm counts them."""
-    try:
-        return int(text)
-    except ValueError:
-        raise EngineError(
-            f"{url} serves weight version {text!r}; expected a whole number: start the server with --weight-version 0"
-        ) from None
-
-
-def to_generation(reply: _Reply, *, url: str) -> Generation:
-    """SGLang's answer in the farm's terms."""
-    meta = reply.meta_info
-    ids = reply.output_ids or []
-    reason = meta.finish_reason or _FinishReason(type="abort", message="the engine gave no reason")
-    scored = meta.output_token_logprobs or []
-    if reason.type == "abort":  # cut at a token: what has no log-probability yet does not count
-        ids = ids[: len(scored)]
-    logprobs = [pair[0] for pair in scored]
-    if [pair[1] for pair in scored] != ids or None in logprobs:
-        raise EngineError(
-            f"{url} returned {len(ids)} tokens with {len(scored)} log-probabilities that do not belong to them; "
-            "it must serve return_logprob"
-        )
-    return Generation(
-        output_ids=ids,
-        logprobs=[p for p in logprobs if p is not None],
-        finish=_finish(reason.type, url),
-        finish_detail=reason.message or ("" if reason.matched is None else str(reason.matched)),
-        versions=_spans(meta, len(ids), url),
-        prompt_tokens=meta.prompt_tokens,
-        cached_tokens=meta.cached_tokens,
-    )
-
-
-def _finish(kind: str, url: str) -> Literal["stop", "length", "abort"]:
-    if kind == "stop":
-        return "stop"
-    if kind == "length":
-        return "length"
-    if kind == "abort":
-        return "abort"
-    raise EngineError(f"{url} finished a request with {kind!r}; expected stop, length or abort")
-
-
-def _spans(meta: _Meta, total: int, url: str) -> tuple[VersionSpan, ...]:
-    if total == 0:
-        return ()
-    if meta.weight_versions:
-        return tuple(
-            VersionSpan(to_version(s.version, url=url), s.start, min(s.end, total))
-            for s in meta.weight_versions
-            if s.start < total
-        )
-    if meta.weight_version is None:
-        raise EngineError(f"{url} does not tell the weight version of its answer; it is too old for the farm")
-    return (VersionSpan(to_version(meta.weight_version, url=url), 0, total),)
-
-
-def _sampling(params: SamplingParams) -> dict[str, Any]:
-    wanted: dict[str, Any] = {
-        "max_new_tokens": params.max_new_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "stop_token_ids": params.stop_token_ids,
-        "no_stop_trim": True,  # stop tokens stay in output_ids
-        "skip_special_tokens": False,
-    }
-    if params.sampling_seed is not None:
-        wanted["sampling_seed"] = params.sampling_seed
-    return wanted
 
 
 def _passing(answer: _Answer) -> bool:
