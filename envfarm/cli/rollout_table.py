@@ -8,16 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from envfarm.core.trajectory import Trajectory
-
-
-def part_sums(trajectory: Trajectory) -> dict[str, float | None]:
-    """Sum of every part over the steps; ``None`` when it was never measured."""
-    sums: dict[str, float | None] = {}
-    for step in trajectory.steps:
-        for name, value in step.parts.items():
-            before = sums.get(name)
-            sums[name] = before if value is None else value + (before or 0.0)
-    return sums
+from envfarm.rollout.metrics import mean, part_sums
 
 
 def as_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -51,17 +42,11 @@ def table(trajectories: Sequence[Trajectory]) -> Table:
             str(row["tokens"]),
             f"{row['seconds']:.1f}",
         )
-    rewards = [t.reward for t in trajectories if t.reward is not None]
-    means = [_number(_mean([part_sums(t).get(name) for t in trajectories])) for name in names]
+    means = [_number(mean(part_sums(t).get(name) for t in trajectories)) for name in names]
     tokens = str(sum(t.sampled_tokens for t in trajectories))
     grid.add_section()
-    grid.add_row("mean", "", "", _number(_mean(list(rewards))), *means, tokens, "", style="bold")
+    grid.add_row("mean", "", "", _number(mean(t.reward for t in trajectories)), *means, tokens, "", style="bold")
     return grid
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    measured = [v for v in values if v is not None]
-    return sum(measured) / len(measured) if measured else None
 
 
 def _number(value: float | None) -> str:

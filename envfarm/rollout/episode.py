@@ -112,7 +112,7 @@ class Episode:
                     return Outcome.aborted(self._aborted_by)
                 async with places:
                     return await self._play()
-        except Exception as error:
+        except Exception as error:  # whatever broke, the attempt has an outcome and is recorded
             return self._failure(error)
 
     def _failure(self, error: Exception) -> Outcome:

@@ -15,7 +15,7 @@ from envfarm.core.rewards import RewardSettings
 from envfarm.core.task import TASKS_PER_PAGE, Task
 from envfarm.core.trajectory import Purpose, Trajectory
 from envfarm.rollout.groups import GroupSpec, run_group
-from envfarm.rollout.intake import LogWriter
+from envfarm.rollout.log_writer import LogWriter
 from envfarm.rollout.metrics import completion, mean, part_sums
 from envfarm.rollout.ports import Episodes, PolicySide
 from envfarm.rollout.sampling import within_context
@@ -109,8 +109,8 @@ def summarise(trajectories: Sequence[Trajectory], *, seconds: float) -> Evaluati
     return Evaluation(
         success=mean(judged),
         judged=len(judged),
-        reward=mean(t.reward for t in trainable if t.reward is not None),
-        parts={name: sum(found) / len(found) for name in names if (found := [p[name] for p in sums if name in p])},
+        reward=mean(t.reward for t in trainable),
+        parts={name: found for name in names if (found := mean(p.get(name) for p in sums)) is not None},
         outcomes=dict(Counter(str(t.outcome) for t in trajectories).most_common()),
         steps=sum(len(t.steps) for t in trajectories),
         tokens=sum(t.sampled_tokens for t in trajectories),

@@ -13,13 +13,13 @@ from envfarm.core.trajectory import StepRecord, Trajectory
 _MALFORMED = (Diagnosis.SYNTAX, Diagnosis.TRUNCATED, Diagnosis.UNKNOWN_TOOL, Diagnosis.SCHEMA)
 
 
-def part_sums(trajectory: Trajectory) -> dict[str, float]:
-    """Sum over steps of every reward part that was measured at least once."""
-    sums: dict[str, float] = {}
+def part_sums(trajectory: Trajectory) -> dict[str, float | None]:
+    """Sum over steps of every reward part; ``None`` when it was never measured."""
+    sums: dict[str, float | None] = {}
     for step in trajectory.steps:
         for name, value in step.parts.items():
-            if value is not None:
-                sums[name] = sums.get(name, 0.0) + value
+            before = sums.get(name)
+            sums[name] = before if value is None else value + (before or 0.0)
     return sums
 
 
@@ -28,9 +28,9 @@ def completion(trajectory: Trajectory) -> float | None:
     return trajectory.steps[-1].parts.get("completion") if trajectory.steps else None
 
 
-def mean(values: Iterable[float]) -> float | None:
-    """Arithmetic mean; ``None`` of nothing."""
-    found = list(values)
+def mean(values: Iterable[float | None]) -> float | None:
+    """Arithmetic mean of what was measured; ``None`` when nothing was."""
+    found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
 
 
@@ -48,10 +48,10 @@ class Meter:
         self._steps = 0
         self._tokens = 0
         self._malformed = 0
-        self._success: list[float] = []
-        self._reward: list[float] = []
+        self._success: list[float | None] = []
+        self._reward: list[float | None] = []
         self._lengths: list[float] = []
-        self._parts: defaultdict[str, list[float]] = defaultdict(list)
+        self._parts: defaultdict[str, list[float | None]] = defaultdict(list)
 
     def step(self, step: StepRecord) -> None:
         """Note a step."""
@@ -67,10 +67,8 @@ class Meter:
         if not trajectory.outcome.trainable:
             return
         self._lengths.append(len(trajectory.steps))
-        if (success := completion(trajectory)) is not None:
-            self._success.append(success)
-        if trajectory.reward is not None:
-            self._reward.append(trajectory.reward)
+        self._success.append(completion(trajectory))
+        self._reward.append(trajectory.reward)
         for name, value in part_sums(trajectory).items():
             self._parts[name].append(value)
 

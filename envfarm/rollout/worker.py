@@ -13,7 +13,7 @@ from envfarm.core.errors import DeadlineExceeded, FarmError, Unavailable
 from envfarm.core.run import RunState
 from envfarm.core.trajectory import Trajectory
 from envfarm.rollout.groups import GroupSpec, run_group
-from envfarm.rollout.intake import LogWriter
+from envfarm.rollout.log_writer import LogWriter
 from envfarm.rollout.metrics import Meter, points
 from envfarm.rollout.ports import PolicySide, Runs
 from envfarm.rollout.sampling import within_context

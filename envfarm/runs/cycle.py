@@ -25,7 +25,7 @@ class TaskSource(Protocol):
         ...
 
 
-class TaskPages:
+class TaskCycle:
     """Tasks by index, for ever: a finite split starts again from its beginning (index modulo length).
 
     At most 32 pages of 64 tasks are kept, those used last.

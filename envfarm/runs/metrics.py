@@ -87,7 +87,7 @@ def _thin(connection: sqlite3.Connection, run_id: str, name: str, source: str) -
     if count <= POINTS_PER_SERIES:
         return
     connection.execute(
-        f"DELETE FROM metrics WHERE seq IN (SELECT seq FROM (SELECT seq, row_number() OVER (ORDER BY step) AS n"  # noqa: S608
+        f"DELETE FROM metrics WHERE seq IN (SELECT seq FROM (SELECT seq, row_number() OVER (ORDER BY step) AS n"  # noqa: S608 - constants
         f" {of_series}) WHERE n <= ? AND n % 2 = 0)",
         (*key, count // 2),
     )

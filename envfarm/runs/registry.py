@@ -20,7 +20,7 @@ from envfarm.core.ids import derived_seed, new_id
 from envfarm.core.run import GroupTicket, MetricPoint, Run, RunSettings, RunState
 from envfarm.runs import metrics, tickets
 from envfarm.runs.checks import check_name, check_settings
-from envfarm.runs.tasks import TaskPages, TaskSource
+from envfarm.runs.cycle import TaskCycle, TaskSource
 from envfarm.storage.database import Database
 
 Tickets = list[GroupTicket]
@@ -54,7 +54,7 @@ class RunRegistry:
         or for ``silence_seconds`` if that worker has been reporting metrics.
         """
         self._database = Database.shared(Path(path))
-        self._pages = TaskPages(tasks)
+        self._tasks = TaskCycle(tasks)
         self._clock = clock
         self._patience = tickets.Patience(lease=lease_seconds, silence=silence_seconds, since=clock())
 
@@ -169,7 +169,7 @@ class RunRegistry:
         """Issue tickets with their tasks. Tasks are fetched first: a group is not issued that could not be started."""
         settings = run.settings
         coming = range(run.groups_issued, run.groups_issued + limit)
-        await self._pages.get(settings.environment, settings.split, coming)
+        await self._tasks.get(settings.environment, settings.split, coming)
         now = self._clock()
 
         def issue(connection: sqlite3.Connection) -> Sequence[int]:
@@ -181,7 +181,7 @@ class RunRegistry:
 
         numbers = await self._database.write(issue)
         try:
-            tasks = await self._pages.get(settings.environment, settings.split, numbers)
+            tasks = await self._tasks.get(settings.environment, settings.split, numbers)
         except FarmError:
             await self._database.write(lambda c: tickets.take_back(c, run.id, numbers))
             raise

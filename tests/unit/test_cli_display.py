@@ -11,12 +11,13 @@ from rich.console import Console
 
 from envfarm.cli.demo_display import Curves, format_value, line, render, spark
 from envfarm.cli.environment_check import example
-from envfarm.cli.rollout_table import as_row, part_sums, table
+from envfarm.cli.rollout_table import as_row, table
 from envfarm.core.messages import Diagnosis, Message
 from envfarm.core.outcome import Outcome
 from envfarm.core.run import MetricPoint
 from envfarm.core.sandbox import Isolation
 from envfarm.core.trajectory import Segment, StepRecord, Trajectory
+from envfarm.rollout.metrics import part_sums
 
 
 def point(name: str, value: float) -> MetricPoint:

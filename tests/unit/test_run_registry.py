@@ -308,9 +308,9 @@ async def test_a_finite_split_starts_again_from_its_beginning(tmp_path):
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(1, 700), start=st.integers(0, 5000))
 async def test_tasks_are_found_by_index_modulo_length_wherever_one_begins(length, start):
-    from envfarm.runs.tasks import TaskPages
+    from envfarm.runs.cycle import TaskCycle
 
-    pages = TaskPages(Shelf(length))
+    pages = TaskCycle(Shelf(length))
     found = await pages.get("shop", "train", range(start, start + 70))
     assert [t.id for t in found] == [f"train-{i % length}" for i in range(start, start + 70)]
 

@@ -22,7 +22,7 @@ from envfarm.core.task import Limits, Task
 from envfarm.core.trajectory import StepRecord, Trajectory
 from envfarm.rollout.evaluation import evaluate, summarise
 from envfarm.rollout.groups import GroupSpec, run_group
-from envfarm.rollout.intake import LogWriter
+from envfarm.rollout.log_writer import LogWriter
 from envfarm.rollout.metrics import Meter
 from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.scheduling import InFlight
