@@ -1,1 +1,1 @@
-"""Reward parts, shaping and audits: pure functions of one step."""
+"""Reward parts, pure functions of one step, and an audit of what they did over many episodes."""

@@ -2,6 +2,15 @@
 
 Parts such as ``format`` and ``tool`` are there to make completion come sooner. A policy that learns to collect them
 instead shows in the record: early and late episodes differ in the proxy, and not in what the task is about.
+
+The farm itself does not call this yet. It is for a look at what was logged::
+
+    from envfarm.rollout.metrics import part_sums
+    from envfarm.trajectories.reader import read_trajectories
+
+    trained = (t for t in read_trajectories("STATE/farm.db", run_id) if t.purpose == "train" and t.outcome.trainable)
+    for hack in hacking([part_sums(t) for t in trained]):
+        print(hack)
 """
 
 from __future__ import annotations

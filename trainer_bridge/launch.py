@@ -167,7 +167,7 @@ def _rank_process(settings: TrainSettings, rank: int, world: int, port: int, cau
     except FarmError as error:
         cause.send((True, str(error)))
         os._exit(1)
-    except BaseException as error:
+    except BaseException as error:  # whatever ended this rank, its parent must be told the cause
         traceback.print_exc()
         cause.send((not _broken_peer(error), f"{type(error).__name__}: {error}"))
         os._exit(1)  # without waiting for collectives that nobody will answer

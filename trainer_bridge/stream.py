@@ -117,7 +117,7 @@ class GroupStream:
                 if fresh is not None:
                     await self._queue.put(await asyncio.to_thread(self._decoded, fresh))
             end: Exception = LogError("the log ended the subscription; expected it to go on for ever")
-        except Exception as error:
+        except Exception as error:  # whoever asks for the next group gets it
             end = error
         finally:
             close = getattr(self._source, "aclose", None)

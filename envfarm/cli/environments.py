@@ -45,7 +45,7 @@ def _row(name: str) -> dict[str, Any]:
     try:
         cls = plugins.environment(name)
         tools = [t.name for t in schemas(cls)]
-    except Exception as error:
+    except Exception as error:  # loading runs user code, which may raise anything
         return {"name": name, "version": "?", "tools": [], "description": "", "broken": f"cannot be loaded: {error}"}
     return {"name": name, "version": cls.version, "tools": tools, "description": description(cls), "broken": ""}
 
@@ -95,7 +95,7 @@ def _examples(cls: type[Environment], split: str, count: int = 3) -> list[dict[s
     instance = cls()
     try:
         tasks = list(itertools.islice(instance.tasks(split), count))
-    except Exception as error:
+    except Exception as error:  # user code
         raise ConfigError(f"{cls.__name__}.tasks({split!r}) raised {type(error).__name__}: {error}") from error
     return [{"id": task.id, "prompt": _prompt(instance, task)} for task in tasks]
 

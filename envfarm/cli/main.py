@@ -52,7 +52,7 @@ def _add_plugin_commands() -> None:
         command: Any
         try:
             command = plugins.load("envfarm.commands", name)
-        except Exception as error:
+        except Exception as error:  # somebody's package is broken: its command says so, the others work
             command = _unavailable(name, error)
         panel = panels.get(name, "From plugins")
         if isinstance(command, typer.Typer):

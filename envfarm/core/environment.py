@@ -86,9 +86,10 @@ class Environment:
     """A named, versioned family of tasks. Subclass it; one instance serves one episode at a time.
 
     Class attributes: ``name`` (default: the class name in snake case), ``version``, ``profile``, ``limits``,
-    ``reward`` (weights and caps), ``toolsets`` (called once per slot to make instances), ``rewards``
-    (name → function of the environment after a step, for measures that only it can take) and ``executes``
-    (its own tools run code through ``self.sandbox.exec``, so an episode opens only where that is isolated).
+    ``reward`` (weights and caps), ``system_prompt`` (put before the first message when not empty), ``toolsets`` (called
+    once per slot to make instances), ``rewards`` (name → function of the environment after a step, for measures that
+    only it can take) and ``executes`` (its own tools run code through ``self.sandbox.exec``, so an episode opens only
+    where that is isolated).
     Before ``reset``, ``sandbox`` is set, and ``seed`` to the seed that all episodes of the group share.
     """
 

@@ -1,4 +1,4 @@
-"""Every error the farm raises, one class per boundary that can break.
+"""The errors that the farm raises, one class per boundary that can break.
 
 ::
 
@@ -22,6 +22,7 @@
     ├── StepConflict           same step index, another action
     └── DeadlineExceeded       the budget of this operation is used up
 
+Packages add narrower classes below these where the remedies differ (``envfarm.inference.errors`` draws its own).
 A bad rollout is data, not a crash: only code outside an episode's way lets these reach a person, and then the
 message names the thing, the expectation and the remedy.
 """

@@ -54,7 +54,7 @@ class Composition:
             values = {name: part(step) for name, part in self._parts}
             if isfinite(sum([value for value in values.values() if value is not None])):
                 return values
-        except Exception:
+        except Exception:  # of whoever wrote the part; the slow way below finds out which, and says so
             log.debug("one of the parts cannot be measured", exc_info=True)
         return {name: _measured(name, part, step) for name, part in self._parts}
 
@@ -89,7 +89,7 @@ def _measured(name: str, part: Part, step: StepContext) -> float | None:
     """The part's value; one that raises or is not finite was not measured."""
     try:
         value = part(step)
-    except Exception:
+    except Exception:  # a part is user code: its fault must cost no step
         log.warning("reward part %r raised; this step goes without it", name, exc_info=True)
         return None
     return value if value is None or isfinite(value) else None

@@ -89,7 +89,7 @@ def place(connection: sqlite3.Connection, records: Sequence[LogRecord], now: flo
     for some in _chunks(rows):
         values = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(some))
         connection.execute(
-            f"INSERT INTO records (id, run_id, gid, member, counted, header, payload) VALUES {values}",  # noqa: S608
+            f"INSERT INTO records (id, run_id, gid, member, counted, header, payload) VALUES {values}",  # noqa: S608 - marks
             [value for row in some for value in row],
         )
     _update(connection, (group for group in groups.values() if group.changed))
@@ -104,7 +104,8 @@ def _known(connection: sqlite3.Connection, ids: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for some in _chunks(ids):
         marks = ", ".join("?" * len(some))
-        found.update(name for (name,) in connection.execute(f"SELECT id FROM records WHERE id IN ({marks})", some))  # noqa: S608
+        query = f"SELECT id FROM records WHERE id IN ({marks})"  # noqa: S608 - marks
+        found.update(name for (name,) in connection.execute(query, some))
     return found
 
 

@@ -46,7 +46,7 @@ def ask(job: Job, name: str, what: str, function: Callable[..., Any], seconds: f
         raise hung(name, what, seconds) from None
     except FarmError:
         raise  # names its cause already: a missing package, an isolation that cannot be had
-    except Exception as error:
+    except Exception as error:  # user code
         show_traceback(name, what)
         raise EnvironmentCodeError(f"environment {name!r}: {what} raised {exception_text(error)}") from error
 

@@ -212,7 +212,7 @@ class Runner:
             outcome = (job, _Result(stop.value), None)
         except _Abandoned:
             raise
-        except BaseException as failure:
+        except BaseException as failure:  # of the job; whatever it is, its owner gets it
             outcome = (job, None, failure)
         worker.job = None
         self._finished.append(outcome)

@@ -71,7 +71,7 @@ class Step(Work):
         except FarmError as error:
             self._broken(error)
         except Exception as error:  # a fault of ours must not end as a reward either
-            show_traceback(self.name, f"step {self.request.index}")
+            show_traceback(self.name, "a step")
             self._broken(EnvironmentCodeError(f"environment {self.name!r}: {exception_text(error)}"))
         self.ran.seconds = time.monotonic() - self.started
         return self.reply
@@ -125,7 +125,7 @@ class Step(Work):
             if awaited(value):
                 value = yield Pending(value, self.seconds)
             text = as_text(value)
-        except Exception as error:
+        except Exception as error:  # user code: its fault is the call's result
             self._failed(call, error)
         else:
             self._note(call.id, name, _OK, text)

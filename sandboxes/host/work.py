@@ -111,7 +111,7 @@ class Closing(Work):
         elif self.instance is not None:
             try:
                 yield from self.ask(job, "close", self.instance.environment.close, CLOSE_SECONDS)
-            except Exception as error:
+            except Exception as error:  # user code: the instance is not used again
                 self.dirty = str(error)
         self.sandbox.empty()
         return self.dirty

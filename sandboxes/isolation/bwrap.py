@@ -39,7 +39,7 @@ def require_bwrap() -> str:
         raise IsolationError(f"model-written code runs only under bubblewrap, and bwrap is not on PATH; {_INSTALL}")
     argv = [*becoming(sandbox_user(0)), path, *_fixed(path, network=False), "--", "/bin/sh", "-c", "exit 0"]
     try:
-        probe = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+        probe = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 - ours
     except (OSError, subprocess.TimeoutExpired) as error:
         raise IsolationError(f"{path} does not work here: {error}; {_INSTALL}") from error
     if probe.returncode != 0:
@@ -91,7 +91,7 @@ def _environment() -> dict[str, str]:
 
 @cache
 def _features(path: str) -> str:
-    shown = subprocess.run([path, "--help"], capture_output=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
+    shown = subprocess.run([path, "--help"], capture_output=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603 - ours
     return (shown.stdout + shown.stderr).decode(errors="replace")
 
 

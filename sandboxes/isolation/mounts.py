@@ -76,7 +76,7 @@ def _enter() -> bool:
 
 def _try_in_child(attempt: Callable[[], bool]) -> bool:
     """Whether ``attempt`` works, found out where its failure does no harm. Only for a process without threads."""
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - names are enough
         return False
     child = os.fork()
     if child == 0:

@@ -181,7 +181,7 @@ async def test_closing_the_client_tells_those_who_wait(tmp_path):
             await waiting
 
 
-async def test_a_reader_that_does_not_read_gets_the_groups_later_and_holds_few_in_memory(tmp_path):
+async def test_a_reader_that_does_not_read_gets_the_groups_later_and_in_order(tmp_path):
     async with served(tmp_path) as address, connect(address) as channel, LogClient(channel) as client:
         payload = bytes(1_000_000)
         async with aclosing(client.subscribe("run", "trainer", after=0)) as groups:

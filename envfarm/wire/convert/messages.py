@@ -59,13 +59,6 @@ def messages_from_pb(pbs: Iterable[types_pb2.Message]) -> tuple[Message, ...]:
     return tuple([message_from_pb(pb) for pb in pbs])
 
 
-def assistant_to_pb(message: AssistantMessage) -> types_pb2.AssistantMessage:
-    """Parsed assistant message to protobuf."""
-    pb = types_pb2.AssistantMessage()
-    fill_assistant(pb, message)
-    return pb
-
-
 def fill_assistant(pb: types_pb2.AssistantMessage, message: AssistantMessage) -> None:
     """Parsed assistant message into an empty ``pb``."""
     pb.content = message.content

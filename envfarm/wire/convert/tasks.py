@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -57,11 +57,6 @@ def reward_from_pb(pb: types_pb2.RewardSettings) -> RewardSettings:
     """Reward settings from protobuf."""
     gamma = pb.gamma if pb.HasField("gamma") else 1.0
     return RewardSettings(weights=dict(pb.weights), caps=dict(pb.caps), gamma=gamma)
-
-
-def parts_to_pb(parts: Mapping[str, float | None]) -> list[types_pb2.RewardPart]:
-    """Reward parts to protobuf; ``None`` stays absent."""
-    return [types_pb2.RewardPart(name=name, value=value) for name, value in parts.items()]
 
 
 def parts_from_pb(pbs: Iterable[types_pb2.RewardPart]) -> dict[str, float | None]:
