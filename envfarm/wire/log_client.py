@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from types import TracebackType
 
 import grpc
 import grpc.aio
 
-from envfarm.core.deadline import Deadline
-from envfarm.core.errors import FarmError, LogFull, Unavailable, WireError
+from envfarm.core.errors import FarmError, Unavailable
 from envfarm.core.log import Appended, Group, LogCounts, LogRecord
 from envfarm.core.trajectory import Purpose
 from envfarm.wire.convert.records import group_from_pb, record_to_pb
-from envfarm.wire.retry import backoff, retrying
+from envfarm.wire.retry import backoff, following, passing, retrying
 from envfarm.wire.status import from_rpc
 from envfarm.wire.v1 import trajectory_pb2 as pb
 from envfarm.wire.v1.trajectory_pb2_grpc import TrajectoryServiceStub
@@ -92,24 +92,16 @@ class LogClient:
         Starts after position ``after``, by default after what ``consumer`` committed. Raises ``Unavailable`` when no
         server was there for two minutes. Closing the iterator (``aclosing``) ends the call.
         """
-        attempt, away = 0, Deadline.after(RECONNECT_SECONDS)
-        while True:
-            request = pb.SubscribeRequest(run_id=run_id, consumer=consumer, purpose=purpose, after=after)
-            call = self._stub.Subscribe(request)
-            try:
-                await call.initial_metadata()
-                while isinstance(response := await call.read(), pb.SubscribeResponse):
-                    attempt, after = 0, response.position
-                    yield group_from_pb(response)
-                    away = Deadline.after(RECONNECT_SECONDS)
-            except grpc.RpcError as error:
-                trouble = from_rpc(error)
-                if not _passing(trouble) or away.expired():
-                    raise trouble from error
-            finally:
-                call.cancel()
-            await asyncio.sleep(backoff(attempt))
-            attempt += 1
+        position = after
+
+        def start() -> grpc.aio.UnaryStreamCall[pb.SubscribeRequest, pb.SubscribeResponse]:
+            request = pb.SubscribeRequest(run_id=run_id, consumer=consumer, purpose=purpose, after=position)
+            return self._stub.Subscribe(request)
+
+        async with aclosing(following(start, patience=RECONNECT_SECONDS)) as responses:
+            async for response in responses:
+                position = response.position
+                yield group_from_pb(response)
 
     async def commit(self, run_id: str, consumer: str, position: int) -> None:
         """Note, durably, that ``consumer`` is done up to ``position``."""
@@ -175,7 +167,7 @@ class LogClient:
 
     def _retreat(self, trouble: FarmError) -> None:
         """The stream broke: everything in flight waits again, except a batch that the log refused."""
-        if self._flying and not _passing(trouble):
+        if self._flying and not passing(trouble):
             self._flying.popleft().fail(trouble)  # acknowledgements come in order: it was the oldest
         self._trouble = trouble
         self._waiting.extendleft(reversed(self._flying))
@@ -218,8 +210,3 @@ def _batches(records: Sequence[LogRecord]) -> list[_Batch]:
     if current:
         batches.append(_Batch(current))
     return batches
-
-
-def _passing(error: FarmError) -> bool:
-    """Whether the same request may go through later: nobody there, a full disk, or a connection that broke."""
-    return isinstance(error, Unavailable | LogFull) or type(error) is WireError

@@ -1,26 +1,26 @@
-"""Trying again while the other side is away, within one time budget."""
+"""Trying again while the other side is away, within one time budget: calls, and streams that have no end."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar, cast
 
-import grpc
+import grpc.aio
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.errors import Unavailable
+from envfarm.core.errors import FarmError, LogFull, Unavailable, WireError
 from envfarm.wire.status import from_rpc
 
 T = TypeVar("T")
-FIRST_S = 0.05
-MOST_S = 2.0
+FIRST_SECONDS = 0.05
+MOST_SECONDS = 2.0
 
 
 def backoff(attempt: int) -> float:
     """Seconds to wait after failed attempt number ``attempt`` (from 0): doubling, capped, with up to half of jitter."""
-    return min(MOST_S, FIRST_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
+    return min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
 
 
 async def retrying(call: Callable[[float], Awaitable[T]], *, timeout: float) -> T:
@@ -47,3 +47,35 @@ async def _translated(call: Callable[[float], Awaitable[T]], remaining: float) -
         return await call(remaining)
     except grpc.RpcError as error:
         raise from_rpc(error) from error
+
+
+def passing(error: FarmError) -> bool:
+    """Whether the same request may go through later: nobody there, a full disk, or a connection that broke."""
+    return isinstance(error, Unavailable | LogFull) or type(error) is WireError
+
+
+async def following(
+    start: Callable[[], grpc.aio.UnaryStreamCall[Any, T]], *, patience: float
+) -> AsyncGenerator[T, None]:
+    """Responses of a server's stream, from a new call whenever one breaks or ends; without end.
+
+    ``start`` makes a call that goes on behind the last response. Raises the farm's error when it does not pass by
+    itself, or when no server was there for ``patience`` seconds. Closing the iterator (``aclosing``) ends the call.
+    """
+    attempt, away = 0, Deadline.after(patience)
+    while True:
+        call = start()
+        try:
+            await call.initial_metadata()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                attempt = 0
+                yield cast(T, response)
+                away = Deadline.after(patience)
+        except grpc.RpcError as error:
+            trouble = from_rpc(error)
+            if not passing(trouble) or away.expired():
+                raise trouble from error
+        finally:
+            call.cancel()
+        await asyncio.sleep(backoff(attempt))
+        attempt += 1

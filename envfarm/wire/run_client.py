@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
-import grpc
 import grpc.aio
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.errors import Unavailable, WireError
 from envfarm.core.ids import new_id
 from envfarm.core.run import GroupTicket, MetricPoint, Run, RunSettings, RunState
 from envfarm.wire.convert.enums import STATE_TO_PB
 from envfarm.wire.convert.runs import point_from_pb, point_to_pb, run_from_pb, settings_to_pb, ticket_from_pb
-from envfarm.wire.retry import backoff, retrying
-from envfarm.wire.status import from_rpc
+from envfarm.wire.retry import following, retrying
 from envfarm.wire.v1 import run_pb2 as pb
 from envfarm.wire.v1.run_pb2_grpc import RunServiceStub
 
@@ -95,23 +92,15 @@ class RunClient:
         Reconnects; points reported in that moment may be missed. Raises ``Unavailable`` when no server was there for
         a minute. Closing the iterator (``aclosing``) ends the call.
         """
-        attempt, away = 0, Deadline.after(QUERY_SECONDS)
-        while True:
-            call = self._stub.WatchRun(pb.WatchRunRequest(run_id=run_id, history=history))
-            try:
-                while isinstance(response := await call.read(), pb.WatchRunResponse):
-                    attempt, history = 0, False
-                    yield run_from_pb(response.run), [point_from_pb(point) for point in response.points]
-                    away = Deadline.after(QUERY_SECONDS)
-            except grpc.RpcError as error:
-                trouble = from_rpc(error)
-                passing = isinstance(trouble, Unavailable) or type(trouble) is WireError
-                if not passing or away.expired():
-                    raise trouble from error
-            finally:
-                call.cancel()
-            await asyncio.sleep(backoff(attempt))
-            attempt += 1
+        wanted = history
+
+        def start() -> grpc.aio.UnaryStreamCall[pb.WatchRunRequest, pb.WatchRunResponse]:
+            return self._stub.WatchRun(pb.WatchRunRequest(run_id=run_id, history=wanted))
+
+        async with aclosing(following(start, patience=QUERY_SECONDS)) as responses:
+            async for response in responses:
+                wanted = False
+                yield run_from_pb(response.run), [point_from_pb(point) for point in response.points]
 
     async def list(self) -> list[Run]:
         """All runs, newest first."""
