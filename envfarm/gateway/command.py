@@ -30,12 +30,12 @@ def gateway(
     import logging
     import sys
 
-    from envfarm.gateway.server import GatewayOptions, run
+    from envfarm.gateway.server import GatewaySettings, run
 
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
-    options = GatewayOptions(
+    settings = GatewaySettings(
         listen=listen,
         state=state,
         backend=backend,
@@ -46,4 +46,4 @@ def gateway(
         keep_hosts=keep_hosts,
         drain_seconds=drain_seconds,
     )
-    asyncio.run(run(options))
+    asyncio.run(run(settings))

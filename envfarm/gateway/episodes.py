@@ -39,7 +39,7 @@ QUERY_SECONDS = 30.0
 QUEUE_SECONDS = 60.0
 LONGEST_OPEN = 3600.0
 REMEMBERED = 16_384  # episodes whose handle is not verified anew for every step
-DRAIN_HINT_S = 2.0
+DRAIN_HINT_SECONDS = 2.0
 MOST_PARTS = 64
 T = TypeVar("T")
 
@@ -267,7 +267,7 @@ class Episodes:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             error = Unavailable(self._draining)
-            error.retry_after_s = DRAIN_HINT_S
+            error.retry_after_s = DRAIN_HINT_SECONDS
             raise error
 
 

@@ -20,10 +20,10 @@ from envfarm.wire.retry import backoff
 from envfarm.wire.v1.host_pb2 import InspectResponse
 
 log = logging.getLogger(__name__)
-HEARTBEAT_S = 5.0
-WAITING_HEARTBEAT_S = 0.5  # while somebody waits for a slot: leases end without the gateway being told
+HEARTBEAT_SECONDS = 5.0
+WAITING_HEARTBEAT_SECONDS = 0.5  # while somebody waits for a slot: leases end without the gateway being told
 CHECKS = 3
-CHECK_PAUSE_S = 0.2
+CHECK_PAUSE_SECONDS = 0.2
 INSPECT_SECONDS = 10.0
 MOST_WAITING = 16_384
 REMEMBERED_LOSSES = 256
@@ -219,7 +219,7 @@ class HostPool:
         quarantined: list[str] = []
         try:
             while not link.given_up():
-                suspected = await link.next_check(WAITING_HEARTBEAT_S if self._waiting else HEARTBEAT_S)
+                suspected = await link.next_check(WAITING_HEARTBEAT_SECONDS if self._waiting else HEARTBEAT_SECONDS)
                 if link.given_up():
                     break
                 state = await self._check(link, urgent=suspected)
@@ -248,7 +248,7 @@ class HostPool:
                 cause = str(error)
                 log.warning("host %s: inspection failed: %s", link.host.id, error)
             if attempt + 1 < CHECKS and not link.cause:
-                await asyncio.sleep(CHECK_PAUSE_S if urgent else CHECK_PAUSE_S * 5)
+                await asyncio.sleep(CHECK_PAUSE_SECONDS if urgent else CHECK_PAUSE_SECONDS * 5)
         link.cause = link.cause or f"it does not answer: {cause}"
         return None
 

@@ -16,7 +16,7 @@ from envfarm.wire.status import reported
 from envfarm.wire.v1 import run_pb2 as pb
 from envfarm.wire.v1.run_pb2_grpc import RunServiceServicer
 
-_MOST_WAIT_S = 300.0
+_MOST_WAIT_SECONDS = 300.0
 
 Context = grpc.aio.ServicerContext
 
@@ -69,7 +69,7 @@ class RunServicer(RunServiceServicer):
                 request.run_id,
                 request.worker,
                 request.limit,
-                min(max(request.timeout_s, 0.0), _MOST_WAIT_S),
+                min(max(request.timeout_s, 0.0), _MOST_WAIT_SECONDS),
                 request.request_id,
             )
             return pb.AcquireGroupsResponse(

@@ -8,10 +8,10 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -45,9 +45,8 @@ DRAIN_SECONDS = 15.0
 CLOSE_SECONDS = 15.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatewayOptions:
-    """What ``envfarm gateway`` was told. Without ``environments``: every registered one."""
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the flags of ``envfarm gateway`` say. Without ``environments``: every registered one."""
 
     listen: str
     state: Path
@@ -60,15 +59,15 @@ class GatewayOptions:
     drain_seconds: float = DRAIN_SECONDS
 
 
-async def run(options: GatewayOptions) -> None:
+async def run(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises the farm's errors when it cannot start."""
     stop = _Stop()
-    with state_folder(options.state) as folder:
+    with state_folder(settings.state) as folder:
         server = grpc.aio.server(options=serve_options(), interceptors=[TokenInterceptor(folder.token)])
-        address = bind(server, options.listen)
+        address = bind(server, settings.listen)
         try:
-            async with _backend(options) as backend:
-                await _serve(stop, options, folder, server, address, backend)
+            async with _backend(settings) as backend:
+                await _serve(stop, settings, folder, server, address, backend)
         except asyncio.CancelledError:
             if not stop.asked.is_set():
                 raise
@@ -96,24 +95,24 @@ class _Stop:
 
 async def _serve(
     stop: _Stop,
-    options: GatewayOptions,
+    settings: GatewaySettings,
     folder: StateFolder,
     server: grpc.aio.Server,
     address: str,
     backend: Backend,
 ) -> None:
-    async with asyncio.TaskGroup() as tasks, host_pool(backend, hosts=options.hosts) as pool:
+    async with asyncio.TaskGroup() as tasks, host_pool(backend, hosts=settings.hosts) as pool:
         episodes = Episodes(pool, Signer(folder.key), Compositions(), tasks)
         async with _services(server, folder, episodes) as healthy:
             await server.start()
-            await asyncio.to_thread(announce, options.address_file, address)
+            await asyncio.to_thread(announce, settings.address_file, address)
             log.info("serving at %s: %s", address, ", ".join(sorted(pool.served)))
             stop.started()
             gc.freeze()  # what is there now stays: no need for the collector to look through it again and again
             await stop.asked.wait()
-            log.info("draining: no new episodes; steps in flight have %g s", options.drain_seconds)
+            log.info("draining: no new episodes; steps in flight have %g s", settings.drain_seconds)
             await healthy.enter_graceful_shutdown()
-            await episodes.drain(options.drain_seconds, "this gateway is shutting down; send it again")
+            await episodes.drain(settings.drain_seconds, "this gateway is shutting down; send it again")
             await server.stop(0.5)
 
 
@@ -139,15 +138,15 @@ async def _services(
 
 
 @contextlib.asynccontextmanager
-async def _backend(options: GatewayOptions) -> AsyncIterator[Backend]:
-    make = plugins.load("envfarm.backends", options.backend)
-    names = options.environments or plugins.names("envfarm.environments")
-    backend: Backend = make(options.state, environments=names, slots=options.slots, max_hosts=options.hosts)
+async def _backend(settings: GatewaySettings) -> AsyncIterator[Backend]:
+    make = plugins.load("envfarm.backends", settings.backend)
+    names = settings.environments or plugins.names("envfarm.environments")
+    backend: Backend = make(settings.state, environments=names, slots=settings.slots, max_hosts=settings.hosts)
     try:
         yield backend
     finally:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await backend.close(keep_hosts=options.keep_hosts)
+                await backend.close(keep_hosts=settings.keep_hosts)
         except TimeoutError:
             log.error("the hosts did not end within %g s", CLOSE_SECONDS)  # noqa: TRY400 - the sentence is enough

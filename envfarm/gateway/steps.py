@@ -7,7 +7,6 @@ again with the same words and the same reward.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -29,7 +28,6 @@ from envfarm.wire.retry import backoff
 from envfarm.wire.v1.episode_pb2 import StepRequest, StepResponse
 from envfarm.wire.v1.host_pb2 import SlotCommand, SlotReply, StepRan
 
-log = logging.getLogger(__name__)
 StepDone = Callable[[FarmError | None], None]
 
 

@@ -26,7 +26,7 @@ from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.recording import SegmentRecorder
 from envfarm.rollout.sampling import Answer, sample_answer
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 OPEN_SECONDS = 120.0
 """Wait for a free slot and for ``reset`` together."""
 CLOSE_SECONDS = 5.0
@@ -122,7 +122,7 @@ class Episode:
             return Outcome.policy_failed(str(error))
         if isinstance(error, FarmError):
             return Outcome.infra_failed(f"{error.code}: {error}")
-        _log.error("episode %s broke in the worker", self.spec.id, exc_info=error)
+        log.error("episode %s broke in the worker", self.spec.id, exc_info=error)
         return Outcome.infra_failed(f"worker: {type(error).__name__}: {error}")
 
     async def _play(self) -> Outcome:

@@ -18,12 +18,12 @@ from envfarm.rollout.ports import Log
 from envfarm.trajectories.codec import encode
 from envfarm.wire.retry import backoff
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 ROOM = 256
 """Trajectories that may wait; beyond, :meth:`LogWriter.put` waits, and so do episodes."""
 BATCH = 32
 APPEND_SECONDS = 10.0
-PATIENCE_S = 300.0
+PATIENCE_SECONDS = 300.0
 
 
 class LogWriter:
@@ -32,8 +32,8 @@ class LogWriter:
     When the log is full or unreachable for ``patience_s`` seconds, the context ends with the log's error.
     """
 
-    def __init__(self, log: Log, *, patience_s: float = PATIENCE_S) -> None:
-        self._log = log
+    def __init__(self, sink: Log, *, patience_s: float = PATIENCE_SECONDS) -> None:
+        self._sink = sink
         self.patience_s = patience_s
         """May be shortened at any time."""
         self._queue: asyncio.Queue[Trajectory | None] = asyncio.Queue(ROOM)
@@ -78,15 +78,16 @@ class LogWriter:
         attempt = 0
         while True:
             try:
-                await self._log.append(records, timeout=min(APPEND_SECONDS, max(self.patience_s, 0.1)))
+                await self._sink.append(records, timeout=min(APPEND_SECONDS, max(self.patience_s, 0.1)))
                 self.trouble = ""
                 return
             except (LogFull, Unavailable) as error:
                 if not self.trouble:
-                    _log.warning("the trajectory log takes nothing: %s", error)
+                    log.warning("the trajectory log takes nothing: %s", error)
                 self.trouble = str(error)
                 if time.monotonic() - since >= self.patience_s:
-                    _log.error("%d trajectories were not logged: %s", len(records) + self.waiting, error)
+                    count = len(records) + self.waiting
+                    log.error("%d trajectories were not logged: %s", count, error)  # noqa: TRY400 - it is raised too
                     raise
             await asyncio.sleep(backoff(attempt))
             attempt += 1

@@ -15,7 +15,7 @@ from envfarm.core.errors import DeadlineExceeded, EngineAborted, EngineError, Fa
 from envfarm.core.ids import sampling_seed
 from envfarm.rollout.ports import PolicySide
 
-GRACE_S = 5.0
+GRACE_SECONDS = 5.0
 """Seconds for an aborted request to bring its partial tokens back."""
 MOST_CONTINUATIONS = 16
 
@@ -108,7 +108,7 @@ def _continued(sampling: SamplingParams, turn: int, sampled: int) -> SamplingPar
 
 async def _generate(engine: Engine, request: GenerateRequest, deadline: Deadline) -> Generation:
     """One request. At the deadline it is aborted, and what it has sampled so far comes back."""
-    task = asyncio.ensure_future(engine.generate(request, timeout=deadline.remaining() + GRACE_S))
+    task = asyncio.ensure_future(engine.generate(request, timeout=deadline.remaining() + GRACE_SECONDS))
     try:
         done, _ = await asyncio.wait((task,), timeout=deadline.remaining())
         if not done:
@@ -127,7 +127,7 @@ async def _generate(engine: Engine, request: GenerateRequest, deadline: Deadline
 async def _abort(engine: Engine, rid: str) -> None:
     """Best effort: an engine that cannot be told ends the request by its own timeout."""
     with contextlib.suppress(FarmError, TimeoutError):
-        async with asyncio.timeout(GRACE_S):
+        async with asyncio.timeout(GRACE_SECONDS):
             await engine.abort(rid)
 
 

@@ -20,12 +20,12 @@ from envfarm.rollout.sampling import within_context
 from envfarm.rollout.scheduling import InFlight
 from envfarm.wire.retry import backoff
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 ACQUIRE_SECONDS = 2.0
 REPORT_SECONDS = 1.0
 REPORT_WAIT_SECONDS = 5.0
 STATUS_SECONDS = 30.0
-GRACE_S = 20.0
+GRACE_SECONDS = 20.0
 _SHUTDOWN = "shutdown of the worker"
 
 
@@ -54,7 +54,14 @@ class Worker:
     """
 
     def __init__(
-        self, side: PolicySide, runs: Runs, *, run_id: str, name: str, concurrency: int = 128, grace_s: float = GRACE_S
+        self,
+        side: PolicySide,
+        runs: Runs,
+        *,
+        run_id: str,
+        name: str,
+        concurrency: int = 128,
+        grace_s: float = GRACE_SECONDS,
     ) -> None:
         self._side = side
         self._runs = runs
@@ -150,7 +157,7 @@ class Worker:
                 self._members += ticket.group_size
                 groups.create_task(self._run_group(GroupSpec.of(ticket, run)), name=f"group {ticket.group_id}")
             if run.state is RunState.STOPPED:
-                _log.info("run %s is over: %s", run.id, run.cause or "stopped")
+                log.info("run %s is over: %s", run.id, run.cause or "stopped")
                 self._draining.set()
 
     async def _run_group(self, group: GroupSpec) -> None:
@@ -175,7 +182,7 @@ class Worker:
             await self._send_points()
             if time.monotonic() - last_status >= STATUS_SECONDS:
                 last_status = time.monotonic()
-                _log.info("%s", self.status())
+                log.info("%s", self.status())
 
     async def _send_points(self) -> None:
         """Best effort: curves may miss a second, episodes go on."""
@@ -186,4 +193,4 @@ class Worker:
             async with asyncio.timeout(REPORT_WAIT_SECONDS):
                 await self._runs.report(self._run_id, points(values, step=step, at=time.time(), source=self._name))
         except (FarmError, TimeoutError) as error:
-            _log.debug("metrics of one second are lost: %s", error)
+            log.debug("metrics of one second are lost: %s", error)

@@ -22,10 +22,17 @@ def host(
     lease: Annotated[float, typer.Option(min=0.1, help="Seconds without a gateway until it ends itself.")] = 60.0,
 ) -> None:
     """Serve environments and their tools to a gateway."""
-    from sandboxes.host.server import HostOptions, run
+    from sandboxes.host.server import HostSettings, run
 
-    options = HostOptions(host_id, listen, slots, tuple(environment or ()), address_file, lease)
-    status = run(options)
+    settings = HostSettings(
+        id=host_id,
+        listen=listen,
+        slots=slots,
+        environments=tuple(environment or ()),
+        address_file=address_file,
+        lease=lease,
+    )
+    status = run(settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # threads inside hanging environment code must not hold the exit

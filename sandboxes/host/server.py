@@ -10,10 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 
 from envfarm.core.errors import FarmError
 from envfarm.wire.channel import serve_options
@@ -32,9 +32,8 @@ SWEEP_SECONDS = 1.0
 TERM_GRACE_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class HostOptions:
-    """What a host is started with. ``lease``: seconds without a gateway after which it ends itself."""
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the flags of ``envfarm host`` say. ``lease``: seconds without a gateway after which it ends itself."""
 
     id: str
     listen: str
@@ -44,7 +43,7 @@ class HostOptions:
     lease: float
 
 
-def run(options: HostOptions) -> int:
+def run(settings: HostSettings) -> int:
     """Serve; returns the exit status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     ground = mounts.own_ground()  # before the first thread
@@ -52,9 +51,9 @@ def run(options: HostOptions) -> int:
     mounts.sweep()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        environments = Environments(options.environments)
+        environments = Environments(settings.environments)
         gc.freeze()  # what is loaded now stays: no need to look through it again and again
-        asyncio.run(_serve(options, environments, ground))
+        asyncio.run(_serve(settings, environments, ground))
     except FarmError as error:
         log.error("%s", error)  # noqa: TRY400 - for a person, without a trace
         return 2
@@ -63,20 +62,20 @@ def run(options: HostOptions) -> int:
     return 0
 
 
-async def _serve(options: HostOptions, environments: Environments, ground: Path) -> None:
+async def _serve(settings: HostSettings, environments: Environments, ground: Path) -> None:
     for broken in environments.broken:
         log.warning("environment cannot be served: %s", broken)
     runner = Runner()
-    slots = Slots(options.slots, ground, environments, runner)
-    servicer = HostServicer(options.id, environments, slots, TaskPages(runner))
+    slots = Slots(settings.slots, ground, environments, runner)
+    servicer = HostServicer(settings.id, environments, slots, TaskPages(runner))
     server = grpc.aio.server(options=serve_options())
     host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
-    address = bind(server, options.listen)
+    address = bind(server, settings.listen)
     await server.start()
-    await asyncio.to_thread(announce, options.address_file, address)
-    log.info("host %s serves %d slots at %s", options.id, options.slots, address)
+    await asyncio.to_thread(announce, settings.address_file, address)
+    log.info("host %s serves %d slots at %s", settings.id, settings.slots, address)
     try:
-        await _until_over(servicer, slots, options.lease)
+        await _until_over(servicer, slots, settings.lease)
         await _finish(slots, servicer)
     finally:
         await server.stop(0.5)

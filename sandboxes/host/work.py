@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
@@ -18,7 +17,6 @@ from sandboxes.host.instance import Instance, as_messages, as_unit, ask, hung, s
 from sandboxes.host.runner import Done, Job, Runner, Steps
 from sandboxes.isolation.sandbox import SlotSandbox
 
-log = logging.getLogger(__name__)
 CLOSE_SECONDS = 10.0
 
 

@@ -18,12 +18,15 @@ from envfarm.inference.embedded.scheduler import Scheduler
 from envfarm.inference.embedded.server import build
 from envfarm.wire.serving import announce
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to serve. ``kv_bytes`` bounds keys and values; there are as many rows as fit, at most ``max_rows``."""
+    """What the flags of ``envfarm engine`` say.
+
+    ``kv_bytes`` bounds keys and values; there are as many rows as fit, at most ``max_rows``.
+    """
 
     model: Path
     host: str = "127.0.0.1"
@@ -48,7 +51,7 @@ def load(settings: EngineSettings) -> Scheduler:
     model = CausalModel(settings.model, dtype=dtype)
     context = settings.context
     if model.max_positions is not None and context > model.max_positions:
-        logger.warning("the model was made for %d positions: context %d is cut to it", model.max_positions, context)
+        log.warning("the model was made for %d positions: context %d is cut to it", model.max_positions, context)
         context = model.max_positions
     row = model.kv_row_bytes(context)
     slots = min(settings.max_rows, settings.kv_bytes // row)
@@ -58,7 +61,7 @@ def load(settings: EngineSettings) -> Scheduler:
             f"{settings.kv_bytes >> 20} MiB allowed; shorten --context or raise --kv-mib"
         )
     if slots < settings.max_rows:
-        logger.warning("%d rows instead of %d: more would not fit into --kv-mib", slots, settings.max_rows)
+        log.warning("%d rows instead of %d: more would not fit into --kv-mib", slots, settings.max_rows)
     return Scheduler(model, slots=slots, context=context, version=settings.weight_version)
 
 
@@ -83,7 +86,7 @@ async def serve(settings: EngineSettings) -> None:
         except OSError as error:
             raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
         address = _address(settings.host, runner)
-        logger.info("engine serves %s at http://%s", settings.model, address)
+        log.info("engine serves %s at http://%s", settings.model, address)
         await asyncio.to_thread(announce, settings.address_file, address)
         await stop.wait()
     finally:

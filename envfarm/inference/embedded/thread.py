@@ -14,7 +14,7 @@ from envfarm.inference.embedded.request import Request
 from envfarm.inference.embedded.scheduler import Scheduler
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class QueueFull(EngineError):
@@ -153,7 +153,7 @@ class EngineThread:
                 else:
                     self._ended(self.scheduler.step())
         except Exception as error:  # the last thing this thread does is to tell everybody
-            logger.exception("the engine's thread failed")
+            log.exception("the engine's thread failed")
             self._failure = error
             self._post(self._give_up, EngineStopped(f"the engine failed: {error}; restart it"))
 
