@@ -235,6 +235,8 @@ class Episodes:
         known = self._known.pop(request.handle, None)
         seat = known.seat if known is not None else self._signer.verify(request.handle)
         self._placed.pop(seat.episode_id, None)
+        if request.reason:
+            log.info("episode %s is closed before its end: %.200s", seat.episode_id, request.reason)
         link = self._pool.links.get(seat.host_id)
         if link is not None:
             command = SlotCommand(release=ReleaseSlot(episode_id=seat.episode_id))

@@ -104,7 +104,7 @@ class EpisodeClient:
         limit: str = "",
         timeout: float,
     ) -> StepAnswer:
-        """Take step ``index``. ``limit`` (``tokens``, ``context``) ends the episode with it.
+        """Take step ``index``. ``limit`` (``tokens``, ``context``, ``time``) ends the episode with it.
 
         Raises :class:`StepConflict` when the index was used with another action.
         """

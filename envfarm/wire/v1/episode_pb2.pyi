@@ -146,7 +146,7 @@ class OpenRequest(_message.Message):
     request_id: _builtins.str
     """Chosen by the client, unique per attempt: a repeated Open with it returns the same episode."""
     timeout_s: _builtins.float
-    """Wall seconds for the opening; 0: the environment's limit."""
+    """Wall seconds for the opening, the wait for a slot included; 0: a minute, and the environment's limit for its reset."""
     @_builtins.property
     def task(self) -> _types_pb2.Task:
         """What to start from."""
@@ -189,7 +189,7 @@ class OpenResponse(_message.Message):
     ISOLATION_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
-    """Names episode, host and slot, signed: any gateway can serve it."""
+    """Names episode and host, signed: any gateway can serve it."""
     episode_id: _builtins.str
     """Id of the episode."""
     catalogue: _builtins.str
@@ -278,7 +278,7 @@ class StepRequest(_message.Message):
     truncated: _builtins.bool
     """Whether the token limit cut it off."""
     limit: _builtins.str
-    """Set when the client ends the episode with this step: "tokens" or "context"."""
+    """Set when the client ends the episode with this step: "tokens", "context" or "time"."""
     @_builtins.property
     def message(self) -> _types_pb2.AssistantMessage:
         """Taken apart by the client."""
