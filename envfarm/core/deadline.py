@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from envfarm.core.errors import DeadlineExceeded
-
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
@@ -30,8 +28,3 @@ class Deadline:
     def capped(self, seconds: float) -> Deadline:
         """The earlier of this deadline and ``seconds`` from now."""
         return Deadline(min(self.at, time.monotonic() + seconds))
-
-    def check(self, what: str) -> None:
-        """Raise :class:`DeadlineExceeded` naming ``what`` when nothing is left."""
-        if self.expired():
-            raise DeadlineExceeded(f"{what}: the time budget is used up")

@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+PauseMode = Literal["abort", "retract", "in_place"]
+"""What becomes of running requests: ended; kept without their caches, computed again; kept as they are."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Temperature 0 is greedy. ``stop_token_ids`` end the answer and stay in ``output_ids``."""

@@ -31,7 +31,8 @@ RELEASE_SECONDS = 30.0
 class HostLink:
     """A connection to one host; an async context manager.
 
-    ``busy`` is an estimate between reports: the host alone knows, since leases end by its clock.
+    ``busy`` is an estimate between reports: the host alone knows, since leases end by its clock. ``acquiring`` of them
+    are reserved for opens on their way.
     """
 
     def __init__(self, host: Host, *, ours: bool = True) -> None:
@@ -39,6 +40,7 @@ class HostLink:
         self.ours = ours  # else another gateway made it: it serves its episodes here, but gets no new ones
         self.slots = host.slots
         self.busy = 0
+        self.acquiring = 0
         self.cause = ""  # why it is given up, once it is
         self._channel = connect(host.address)
         self._stub = HostServiceStub(self._channel)
@@ -122,10 +124,10 @@ class HostLink:
         if verdict is not None and not verdict.done():
             verdict.set_result(alive)
 
-    def report(self, state: InspectResponse, acquiring: int) -> None:
+    def report(self, state: InspectResponse) -> None:
         """Take over the host's own count."""
         self.slots = state.slots - len(state.quarantined)
-        self.busy = state.busy + acquiring
+        self.busy = state.busy + self.acquiring
 
 
 def ignore(_result: SlotReply | FarmError) -> None:

@@ -40,7 +40,6 @@ class HostPool:
         self._hosts = hosts
         self._profile = profile
         self._waiting: deque[asyncio.Future[HostLink]] = deque()
-        self._acquiring: dict[str, int] = {}
         self._lost: dict[str, str] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._adopting = asyncio.Lock()
@@ -106,18 +105,18 @@ class HostPool:
 
     def seated(self, link: HostLink, *, taken: bool) -> None:
         """Ends a reservation: the slot was ``taken``, or is free again."""
-        self._acquiring[link.host.id] = max(0, self._acquiring.get(link.host.id, 0) - 1)
+        link.acquiring -= 1
         if not taken:
             self.freed(link)
 
     def freed(self, link: HostLink) -> None:
         """A slot of ``link`` was released."""
-        link.busy = max(self._acquiring.get(link.host.id, 0), link.busy - 1)
+        link.busy = max(link.acquiring, link.busy - 1)
         self._share_out()
 
     def turned_away(self, link: HostLink) -> None:
         """Ends a reservation that the host did not honour: it is full, whatever was thought; its next report tells."""
-        self._acquiring[link.host.id] = max(0, self._acquiring.get(link.host.id, 0) - 1)
+        link.acquiring -= 1
         link.busy = link.slots
 
     def may_adopt(self, host_id: str) -> bool:
@@ -136,7 +135,7 @@ class HostPool:
 
     def _reserve(self, link: HostLink) -> None:
         link.busy += 1
-        self._acquiring[link.host.id] = self._acquiring.get(link.host.id, 0) + 1
+        link.acquiring += 1
 
     def _freest(self, episode_id: str) -> HostLink | None:
         """By rendezvous hashing among those with room, so that a repeated open tends to find its first host."""
@@ -198,7 +197,7 @@ class HostPool:
             await link.__aexit__(None, None, None)
             raise
         self._learn(host, state)
-        link.report(state, 0)
+        link.report(state)
         self.links[host.id] = link
         self._lost.pop(host.id, None)
         self._run(self._tend(link), f"host {host.id}")
@@ -225,7 +224,7 @@ class HostPool:
                 state = await self._check(link, urgent=suspected)
                 if state is None:
                     break
-                link.report(state, self._acquiring.get(link.host.id, 0))
+                link.report(state)
                 link.judge(alive=True)
                 for cause in state.quarantined:
                     if cause not in quarantined:

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.engine import EngineStatus, GenerateRequest, Generation
+from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, PauseMode
 from envfarm.core.errors import ConfigError, EngineError
 from envfarm.inference.errors import EngineTimeout, EngineUnreachable
-from envfarm.inference.sglang_client import PauseMode, SGLangClient
+from envfarm.inference.sglang_client import SGLangClient
 
 _PROBE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0  # between two probes of an engine that failed

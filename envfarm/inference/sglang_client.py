@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.engine import EngineStatus, GenerateRequest, Generation
+from envfarm.core.engine import EngineStatus, GenerateRequest, Generation, PauseMode
 from envfarm.core.errors import EngineError
 from envfarm.inference.errors import EngineBusy, EngineRefused, EngineTimeout, EngineUnreachable
 from envfarm.inference.sglang_bodies import (
@@ -25,7 +25,6 @@ from envfarm.inference.sglang_bodies import (
 )
 
 T = TypeVar("T")
-PauseMode = Literal["abort", "retract", "in_place"]
 _STATUS_SECONDS = 5.0
 _CONTROL_SECONDS = 30.0
 _BACKOFF = (0.02, 0.5)  # seconds: first pause between tries, longest pause

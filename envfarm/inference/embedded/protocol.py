@@ -7,11 +7,12 @@ parameters are refused, since ignoring them would change what is sampled.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from envfarm.core.engine import PauseMode
 from envfarm.core.errors import ConfigError
 from envfarm.inference.embedded.request import MAX_STOP_IDS, Request
 
@@ -84,7 +85,7 @@ class AbortBody(msgspec.Struct, kw_only=True):
 class PauseBody(msgspec.Struct, kw_only=True):
     """``POST /pause_generation``."""
 
-    mode: Literal["abort", "retract", "in_place"] = "abort"
+    mode: PauseMode = "abort"
 
 
 class UpdateWeightsBody(msgspec.Struct, kw_only=True):

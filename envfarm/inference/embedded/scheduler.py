@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from envfarm.core.engine import PauseMode
 from envfarm.inference.embedded.attention import Batch, Extra
 from envfarm.inference.embedded.model import CausalModel, Weights
 from envfarm.inference.embedded.request import Request
 from envfarm.inference.embedded.rows import Rows
 from envfarm.inference.embedded.sampler import sample, uniforms
 
-PauseMode = Literal["abort", "retract", "in_place"]
 _PREFILL_SECONDS = 0.1  # decoding rows should not wait longer than this for others' prompts
 _PREFILL_TOKENS = (32, 2048)  # bounds of what one pass may prefill
 
