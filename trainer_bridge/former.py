@@ -160,13 +160,12 @@ def step_rewards(trajectory: Trajectory) -> list[float | None]:
 
 
 def shuffled(rewards: Sequence[Sequence[Rewards]], generator: np.random.Generator) -> list[list[Rewards]]:
-    """The reward lists of whole episodes, dealt out at random among all episodes of the batch.
+    """The reward lists of whole episodes, dealt out at random among the episodes of each group.
 
-    The negative control: rewards keep their distribution and lose their meaning, so success must not rise.
+    The negative control: every group keeps its rewards, its baseline and whether it teaches at all; only which episode
+    earned what is lost. So the updates are as large and as many as in the real run, and success must not rise.
     """
-    flat = [episode for group in rewards for episode in group]
-    order = iter(generator.permutation(len(flat)))
-    return [[flat[next(order)] for _ in group] for group in rewards]
+    return [[group[i] for i in generator.permutation(len(group))] for group in rewards]
 
 
 def fitted(advantages: Array, steps: int) -> Array:
