@@ -193,8 +193,8 @@ async def test_the_client_waits_for_room_and_gives_up_at_the_deadline(tmp_path):
 
 
 async def test_a_command_too_large_to_send_fails_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("envfarm.wire.mux.MESSAGE_BYTES", 1000)
-    monkeypatch.setattr("envfarm.wire.mux.SPLIT_BYTES", 250)
+    monkeypatch.setattr("envfarm.wire.mux.batching.MOST_BYTES", 1000)
+    monkeypatch.setattr("envfarm.wire.mux.batching.SPLIT_BYTES", 250)
     async with serving(tmp_path / "s", Echo()), client(tmp_path / "s") as mux:
         results = await asyncio.gather(
             *[mux.call(step(i, "x" * size), 10) for i, size in enumerate((300, 2000, 300))], return_exceptions=True

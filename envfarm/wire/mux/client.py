@@ -1,92 +1,24 @@
-"""One stream that carries many commands: whatever waits while a write is in flight goes into the next message.
-
-Generic over the pairs ``Interact`` (``Command`` → ``Reply``) and ``Drive`` (``SlotCommand`` → ``SlotReply``): batch
-messages have one repeated field, ``commands`` or ``replies``; commands and replies have an ``id`` and a one-of ``kind``
-whose member ``error`` is a ``google.rpc.Status``. No timer is involved, so one lone command waits for nothing, and the
-cost of gRPC's own work is shared by everything that is ready at the same time.
-
-Both sides run commands through callbacks: a task per command costs more than the rest of its way.
-"""
+"""The client side of a multiplexed stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 import grpc.aio
-from google.rpc import status_pb2
 
 from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError, Rejected, Unavailable
-from envfarm.wire.channel import MESSAGE_BYTES
-from envfarm.wire.status import from_rpc, from_status, to_status
+from envfarm.wire.mux import batching
+from envfarm.wire.mux.batching import C, R, batches, gathered
+from envfarm.wire.status import from_rpc, from_status
 
 log = logging.getLogger(__name__)
-SPLIT_BYTES = MESSAGE_BYTES // 4
 SWEEP_SECONDS = 0.1
-
-
-class CommandMessage(Protocol):
-    """A protobuf command."""
-
-    @property
-    def id(self) -> int:
-        """Tells it from the others in flight."""
-        ...
-
-    def WhichOneof(self, oneof_group: Any, /) -> Any:  # noqa: N802 - protobuf's name
-        """Name of the member of the one-of that is set."""
-        ...
-
-
-class ReplyMessage(CommandMessage, Protocol):
-    """A protobuf reply."""
-
-    @property
-    def error(self) -> status_pb2.Status:
-        """Set when the command failed."""
-        ...
-
-
-C = TypeVar("C", bound=CommandMessage)
-R = TypeVar("R", bound=ReplyMessage)
 Done = Callable[[R | FarmError], None]
-Answer = Callable[[R], None]
-Handler = Callable[[C, Answer[R]], Coroutine[Any, Any, R] | None]
-
-
-def _batches(make: Callable[[], Any], field: str, items: list[tuple[int, Any]]) -> Iterable[tuple[Any, int, int]]:
-    """Messages that hold ``items`` in order, none much larger than it must be; each with its count and its bytes.
-
-    Ids are set on the copies, so that one stored reply can answer two commands.
-    """
-    message = make()
-    add = getattr(message, field).add
-    for number, item in items:
-        copy = add()
-        copy.CopyFrom(item)  # less than half the cost of handing the list to the constructor
-        copy.id = number
-    size = message.ByteSize()
-    if len(items) > 1 and size > SPLIT_BYTES:
-        middle = len(items) // 2
-        yield from _batches(make, field, items[:middle])
-        yield from _batches(make, field, items[middle:])
-    else:
-        yield message, len(items), size
-
-
-async def _gathered(count: Callable[[], int], in_flight: int) -> None:
-    """Returns when everything in flight is there, or a turn of the event loop has added nothing.
-
-    So a lone command leaves at once, and what comes in bursts leaves in one message.
-    """
-    before = -1
-    while before < (now := count()) < in_flight:
-        before = now
-        await asyncio.sleep(0)
 
 
 class MuxClient(Generic[C, R]):
@@ -250,11 +182,11 @@ class MuxClient(Generic[C, R]):
         try:
             while True:
                 await self._ready.wait()
-                await _gathered(lambda: len(self._queue), len(self._pending))
+                await gathered(lambda: len(self._queue), len(self._pending))
                 self._ready.clear()
                 commands, self._queue = self._queue, []
-                for message, _, size in _batches(self._request, "commands", commands):
-                    if size > MESSAGE_BYTES:
+                for message, _, size in batches(self._request, "commands", commands):
+                    if size > batching.MOST_BYTES:
                         self._refuse(message.commands[0].id, size)
                     else:
                         await call.write(message)
@@ -267,7 +199,7 @@ class MuxClient(Generic[C, R]):
     def _refuse(self, number: int, size: int) -> None:
         done = self._take(number)
         if done is not None:
-            _finish(done, ConfigError(f"a command of {size} bytes; at most {MESSAGE_BYTES} can be sent"))
+            _finish(done, ConfigError(f"a command of {size} bytes; at most {batching.MOST_BYTES} can be sent"))
 
     async def _read(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         while True:
@@ -294,112 +226,3 @@ def _finish(done: Callable[[Any], None], result: Any) -> None:
         done(result)
     except Exception:
         log.exception("a callback for a reply failed")  # nothing of one command may break the stream of the others
-
-
-async def serve(
-    requests: AsyncIterator[Any],
-    context: Any,
-    handler: Handler[C, R],
-    *,
-    response: Callable[..., Any],
-    reply: Callable[..., R],
-    limit: int = 4096,
-) -> None:
-    """Server side: the whole body of ``Interact`` or ``Drive`` (a coroutine method, not a generator).
-
-    ``handler(command, answer)`` either calls ``answer(reply)`` (at once or later, from the loop, exactly once) and
-    returns ``None``, or returns a coroutine (an ``async def`` does) whose result is the reply. Ids are set here. What
-    it raises becomes the reply's ``error``. ``response`` and ``reply`` are the message classes (``InteractResponse``,
-    ``Reply``).
-
-    Commands are begun in the order in which they came. At most ``limit`` are between read and written reply: beyond
-    that nothing is read, and HTTP/2 flow control makes the client wait. When the stream breaks, coroutines that still
-    run are cancelled: shield what must finish.
-    """
-    stream: _Serving[C, R] = _Serving(handler, response, reply, limit)
-    async with asyncio.TaskGroup() as tasks:
-        writer = tasks.create_task(stream.write(context))
-        try:
-            async for batch in requests:
-                for command in batch.commands:
-                    stream.begin(command, tasks)
-                    if stream.in_flight >= limit:
-                        await stream.below(limit)
-            await stream.below(1)
-        finally:
-            writer.cancel()
-
-
-class _Serving(Generic[C, R]):
-    """State of one served stream."""
-
-    def __init__(
-        self, handler: Handler[C, R], response: Callable[..., Any], reply: Callable[..., R], limit: int
-    ) -> None:
-        self._handler = handler
-        self._response = response
-        self._reply = reply
-        self._limit = limit
-        self._out: list[tuple[int, R]] = []
-        self._ready = asyncio.Event()
-        self._room = asyncio.Event()
-        self._broken = False
-        self.in_flight = 0
-
-    async def below(self, count: int) -> None:
-        """Wait until fewer than ``count`` commands are in flight, or nobody takes replies any more."""
-        while self.in_flight >= count and not self._broken:
-            self._room.clear()
-            await self._room.wait()
-
-    def begin(self, command: C, tasks: asyncio.TaskGroup) -> None:
-        """Start one command."""
-        number = command.id
-        self.in_flight += 1
-        try:
-            running = self._handler(command, partial(self._answer, number))
-        except Exception as error:
-            self._fail(number, error)
-            return
-        if running is not None:
-            tasks.create_task(self._await(number, running))
-
-    async def _await(self, number: int, running: Coroutine[Any, Any, R]) -> None:
-        try:
-            self._answer(number, await running)
-        except asyncio.CancelledError:
-            self._fail(number, Unavailable("the command was cancelled"))
-            raise
-        except Exception as error:
-            self._fail(number, error)
-
-    def _answer(self, number: int, reply: R) -> None:
-        self._out.append((number, reply))
-        self._ready.set()
-
-    def _fail(self, number: int, error: Exception) -> None:
-        if not isinstance(error, FarmError):
-            log.error("a command failed unexpectedly", exc_info=error)
-        self._answer(number, self._reply(error=to_status(error)))
-
-    async def write(self, context: Any) -> None:
-        """Send replies until cancelled or until the other side is gone."""
-        try:
-            while True:
-                await self._ready.wait()
-                await _gathered(lambda: len(self._out), self.in_flight)
-                self._ready.clear()
-                replies, self._out = self._out, []
-                for message, count, size in _batches(self._response, "replies", replies):
-                    await context.write(message if size <= MESSAGE_BYTES else self._oversized(message, size))
-                    self.in_flight -= count
-                self._room.set()
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            log.info("a stream broke while replies were written: %s", error)
-        finally:
-            self._broken = True
-            self._room.set()
-
-    def _oversized(self, message: Any, size: int) -> Any:
-        error = ConfigError(f"a reply of {size} bytes; at most {MESSAGE_BYTES} can be sent")
-        return self._response(replies=[self._reply(id=message.replies[0].id, error=to_status(error))])
