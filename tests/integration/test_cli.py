@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,14 @@ def envfarm(*words: str, cwd: Path | None = None, seconds: float = 60) -> subpro
     )  # fmt: skip
 
 
-def test_help_lists_every_command_and_does_not_import_torch() -> None:
-    began = time.monotonic()
+def test_help_lists_every_command_with_nothing_but_the_base_install_loaded() -> None:
     done = envfarm("--help")
     for command in ("demo", "rollout", "env", "doctor", "gateway", "host", "worker", "engine", "train"):
         assert f" {command} " in done.stdout
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import sys, envfarm.cli.main; print('torch' in sys.modules)"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert loaded.stdout.strip() == "False"
-    assert time.monotonic() - began < 60
+    heavy = ("torch", "transformers", "tokenizers", "renderers", "aiohttp", "reasoning_gym")
+    program = f"import sys, envfarm.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert loaded.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("command", ["demo", "rollout", "doctor", "gateway", "host", "worker", "engine", "train"])
