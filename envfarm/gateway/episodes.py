@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from envfarm.core.deadline import Deadline
-from envfarm.core.errors import ConfigError, FarmError, SlotLost, Unavailable
+from envfarm.core.errors import ConfigError, FarmError, SlotLost, Unavailable, WireError
 from envfarm.core.ids import digest, new_id
 from envfarm.core.rewards import RewardSettings
 from envfarm.core.task import SPLITS, TASKS_PER_PAGE, Task
@@ -210,6 +210,9 @@ class Episodes:
             self.step(request, response, timeout, done)
         except FarmError as error:
             done(error)
+        except Exception as error:  # as on the direct way, a fault of ours ends this step and not the gateway
+            log.exception("a step of episode %s failed unexpectedly", seat.episode_id)
+            done(WireError(f"{type(error).__name__}: {error}"))
 
     def _learn(self, handle: str, seat: Seat) -> Known:
         served = self._pool.served.get(seat.environment)

@@ -141,28 +141,40 @@ class LocalBackend:
         return self._change(entry, HostState.READY, "")
 
     def _spawn(self, host_id: str) -> tuple[HostRecord, subprocess.Popen[bytes]]:
+        """Start a host and write it down. Raises :class:`SandboxError`; then nothing runs."""
         self._folder.prepare()
-        socket, folder = self._folder.socket(host_id)
+        try:
+            socket, folder = self._folder.socket(host_id)
+            process = self._popen(host_id, socket)
+            try:
+                record = HostRecord(
+                    id=host_id,
+                    pid=process.pid,
+                    started=psutil.Process(process.pid).create_time(),
+                    address=f"unix:{socket}",
+                    environments=self._environments,
+                    slots=self._slots,
+                    folder=folder,
+                )
+                self._folder.write(record)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+        except (OSError, psutil.Error) as error:
+            raise SandboxError(f"host {host_id} cannot be started: {error}") from error
+        return record, process
+
+    def _popen(self, host_id: str, socket: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "sandboxes.host", "--id", host_id, "--listen", f"unix:{socket}"]
         argv += ["--slots", str(self._slots), "--lease", str(self._lease)]
         argv += ["--address-file", str(self._folder.address_file(host_id))]
         for name in self._environments:
             argv += ["--environment", name]
         with self._folder.log(host_id).open("ab") as sink:
-            process = subprocess.Popen(  # noqa: S603 - our own command
+            return subprocess.Popen(  # noqa: S603 - our own command
                 argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
             )
-        record = HostRecord(
-            id=host_id,
-            pid=process.pid,
-            started=psutil.Process(process.pid).create_time(),
-            address=f"unix:{socket}",
-            environments=self._environments,
-            slots=self._slots,
-            folder=folder,
-        )
-        self._folder.write(record)
-        return record, process
 
     async def _until_ready(self, entry: _Entry) -> None:
         file = self._folder.address_file(entry.record.id)

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from envfarm.core.errors import SandboxError
+
 SOCKET_BYTES = 107  # sun_path of unix(7), without the closing zero
 
 
@@ -44,9 +46,15 @@ class HostFolder:
         self.path = state_dir / "hosts"
 
     def prepare(self) -> None:
-        """Make the folder; nobody else may look into it, for a socket in it needs no token."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.chmod(0o700)
+        """Make the folder; nobody else may look into it, for a socket in it needs no token.
+
+        Raises :class:`SandboxError` when it cannot be had.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+        except OSError as error:
+            raise SandboxError(f"cannot use {self.path} as the folder of hosts: {error.strerror}") from error
 
     def log(self, host_id: str) -> Path:
         """Where a host's errors go."""

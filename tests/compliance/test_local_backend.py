@@ -152,3 +152,24 @@ async def test_a_reused_process_id_is_not_taken_for_a_host(make, tmp_path):
     assert list(await backend.list()) == []
     await backend.close()
     assert psutil.pid_exists(os.getpid())
+
+
+async def test_a_folder_of_hosts_that_cannot_be_had_is_named(make, tmp_path):
+    (tmp_path / "hosts").write_text("a file in its place")
+    with pytest.raises(SandboxError, match="hosts"):
+        await make().acquire(SandboxProfile())
+    (tmp_path / "hosts").unlink()
+
+
+async def test_a_host_that_cannot_be_written_down_does_not_run(make, tmp_path, monkeypatch):
+    backend = make()
+    await backend.list()
+
+    def full(_record):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backend._folder, "write", full)
+    with pytest.raises(SandboxError, match="No space left"):
+        await backend.acquire(SandboxProfile())
+    assert hosts_of(tmp_path) == []
+    assert list(await backend.list()) == []
