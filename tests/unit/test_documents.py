@@ -1,9 +1,11 @@
-"""What the documents say about the code is so: tests that promises name, layers that the architecture draws."""
+"""What is written about the code is so: tests that promises name, layers that are drawn, code made of the protos."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,10 @@ def test_every_promise_is_there_and_names_only_tests_that_exist() -> None:
 def test_the_table_of_layers_says_what_is_imported(package: str) -> None:
     said = set(re.findall(r"[a-z_]+", re.sub(r"\([^)]*\)|`envfarm\.|`\.|`", "", PACKAGES[package]))) - {"none"}
     assert imported(package) == said
+
+
+def test_generated_code_is_that_of_the_protos() -> None:
+    pytest.importorskip("grpc_tools")
+    argv = [sys.executable, "protos/generate.py", "--check"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
