@@ -15,7 +15,7 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
-from envfarm.core.errors import FarmError, Unavailable
+from envfarm.core.errors import FarmError, LogError, Unavailable
 from envfarm.core.log import Appended, Group, LogCounts, LogRecord
 from envfarm.core.trajectory import Purpose
 from envfarm.wire.convert.records import group_from_pb, record_to_pb
@@ -153,8 +153,13 @@ class LogClient:
             if self._flying and sum(b.size for b in self._flying) + self._waiting[0].size > _FLYING_BYTES:
                 return
             batch = self._waiting.popleft()
+            try:
+                message = pb.AppendRequest(records=[record_to_pb(record) for record in batch.records])
+            except (TypeError, ValueError) as error:
+                batch.fail(LogError(f"a record cannot be sent: {error}"))
+                continue
             self._flying.append(batch)
-            await call.write(pb.AppendRequest(records=[record_to_pb(record) for record in batch.records]))
+            await call.write(message)
 
     async def _receive(self, call: grpc.aio.StreamStreamCall[pb.AppendRequest, pb.AppendResponse]) -> None:
         """Take the acknowledgement of the oldest batch in flight."""

@@ -69,6 +69,7 @@ class LocalBackend:
         self._starting = 0
         self._watchers: set[asyncio.Queue[Host]] = set()
         self._adopted = False
+        self._isolation = Isolation.NONE  # found out with the adoption
         self._lock = asyncio.Lock()
 
     async def acquire(self, profile: SandboxProfile) -> Host:
@@ -203,6 +204,7 @@ class LocalBackend:
             if self._adopted:
                 return
             await asyncio.to_thread(self._folder.prepare)
+            self._isolation = await asyncio.to_thread(_isolation)
             for record in await asyncio.to_thread(self._folder.records):
                 await self._adopt_one(record)
             self._adopted = True
@@ -221,7 +223,7 @@ class LocalBackend:
     # Bookkeeping
 
     def _take(self, record: HostRecord, process: HostProcess, state: HostState) -> _Entry:
-        host = Host(id=record.id, address=record.address, slots=record.slots, state=state, isolation=_isolation())
+        host = Host(id=record.id, address=record.address, slots=record.slots, state=state, isolation=self._isolation)
         entry = self._entries[record.id] = _Entry(record, process, host)
         entry.watcher = asyncio.create_task(self._watch_end(entry), name=f"watch {record.id}")
         self._tell(host)

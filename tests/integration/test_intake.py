@@ -154,6 +154,13 @@ async def test_a_refused_record_fails_alone_while_those_around_it_are_stored(tmp
         assert (await client.counts("run")).records == 2
 
 
+async def test_a_record_that_no_message_can_carry_fails_alone_and_at_once(tmp_path):
+    async with served(tmp_path) as address, connect(address) as channel, LogClient(channel) as client:
+        with pytest.raises(LogError, match="cannot be sent"):
+            await client.append([record(0, member=-1)], timeout=5)
+        assert [a.id for a in await client.append([record(1)], timeout=5)] == ["run-1-0"]
+
+
 async def test_an_unknown_purpose_is_refused(tmp_path):
     async with served(tmp_path) as address, connect(address) as channel, LogClient(channel) as client:
         with pytest.raises(ConfigError, match="expected one of train"):
