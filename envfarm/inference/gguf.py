@@ -6,10 +6,13 @@ kept under ``$XDG_CACHE_HOME/envfarm/models`` (default ``~/.cache``).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from envfarm.core.errors import ConfigError
@@ -80,22 +83,40 @@ def _convert(file: Path, out: Path) -> None:
         import accelerate  # type: ignore[import-untyped]  # noqa: F401 - transformers needs it to read GGUF
         import gguf  # noqa: F401 - and this
         import torch
-        import transformers
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise ConfigError(f"reading GGUF needs {error.name}: pip install 'envfarm[engine,gguf]'") from error
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    with _quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(**where)
+            model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise ConfigError(
+                f"cannot read {file}: {error}; expected a GGUF of an architecture transformers knows"
+            ) from error
+        _forget_quantisation(model)
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Transformers without bars, and without warnings about settings that a GGUF file lacks; errors are still told."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging as talk
+
+    verbosity, bars, bar = talk.get_verbosity(), talk.is_progress_bar_enabled(), vars(reader)["tqdm"]
+    talk.set_verbosity_error()  # type: ignore[no-untyped-call]
+    talk.disable_progress_bar()  # type: ignore[no-untyped-call]
+    vars(reader)["tqdm"] = functools.partial(bar, disable=True)  # it shows its own, past the switch above
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
-    except (ValueError, OSError, NotImplementedError) as error:
-        raise ConfigError(
-            f"cannot read {file}: {error}; expected a GGUF of an architecture transformers knows"
-        ) from error
-    _forget_quantisation(model)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+        yield
+    finally:
+        vars(reader)["tqdm"] = bar
+        talk.set_verbosity(verbosity)
+        if bars:
+            talk.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _forget_quantisation(model: object) -> None:
