@@ -7,8 +7,15 @@ JSON   ?=
 ARGS   ?=
 WORKERS ?= 2
 
+# The shipped policy's recipe; its README says what the figures are for.
+POLICY         ?= envfarm/inference/policies/stockroom
+EXPERT_COUNT   ?= 22400
+EXPERT_STEPS   ?= 1400
+CARELESS_COUNT ?= 1920
+CARELESS_STEPS ?= 120
+
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-full check format protos policy bench clean
+.PHONY: help install install-dev demo test check format protos policy bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,11 +26,11 @@ $(BIN)/python:
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[local]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.local
 
 install: $(VENV)/.local  ## Make .venv with everything a farm on this machine needs
@@ -49,6 +56,18 @@ format: $(VENV)/.dev  ## Format the code and mend what ruff can mend
 
 protos: $(VENV)/.dev  ## Regenerate envfarm/wire/v1 from protos/
 	$(BIN)/python protos/generate.py
+
+policy: $(VENV)/.local  ## Make the shipped starting policy anew (five minutes; POLICY=FOLDER writes elsewhere)
+	@set -eu; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	demonstrations="$(BIN)/python -m sandboxes.environments.stockroom.demonstrations"; \
+	set -x; \
+	$$demonstrations --count $(EXPERT_COUNT) --seed 0 > $$work/clean.jsonl; \
+	$$demonstrations --count $(CARELESS_COUNT) --seed 1 --skip 0.55 --slip 0.06 --mistake 0.02 > $$work/flawed.jsonl; \
+	$(BIN)/envfarm warmup $$work/clean.jsonl --out $$work/skilled --steps $(EXPERT_STEPS) --learning-rate 2e-3 \
+	    --seed 0 --threads 1; \
+	$(BIN)/envfarm warmup $$work/flawed.jsonl --policy $$work/skilled --out $$work/policy --steps $(CARELESS_STEPS) \
+	    --learning-rate 1e-3 --no-by-length --seed 2 --threads 1; \
+	mkdir -p $(POLICY); cp $$work/policy/* $(POLICY)/
 
 bench: $(VENV)/.dev  ## Measure speed beside ceilings in one run (JSON=FILE writes the figures)
 	$(BIN)/python -m benchmarks $(if $(JSON),--json $(JSON)) $(ARGS)
