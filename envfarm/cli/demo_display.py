@@ -13,10 +13,13 @@ from envfarm.core.run import MetricPoint, Run
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 32
-#: series name → (label, unit or format) in the order shown
+#: What is sampled in one report is a handful of episodes: these show the mean of so many reports, a second apart.
+_SMOOTHED = 8
+_SMOOTH = ("rollout/success", "rollout/steps_per_s", "rollout/tokens_per_s", "reward/")
+#: series name → (label with unit, format) in the order shown
 ROWS: dict[str, tuple[str, str]] = {
-    "evaluate/validation": ("success, validation", "percent"),
-    "rollout/success": ("success, sampled", "percent"),
+    "evaluate/validation": ("success, validation tasks", "percent"),
+    "rollout/success": ("success, training tasks", "percent"),
     "reward/completion": ("reward: completion", "number"),
     "reward/progress": ("reward: progress", "number"),
     "reward/format": ("reward: format", "number"),
@@ -26,8 +29,8 @@ ROWS: dict[str, tuple[str, str]] = {
     "rollout/tokens_per_s": ("tokens/s", "count"),
     "rollout/open_episodes": ("open episodes", "count"),
     "train/staleness_max": ("staleness (versions)", "count"),
-    "train/kl": ("KL to the sampler", "small"),
-    "train/entropy": ("entropy", "number"),
+    "train/kl": ("KL to the sampler (nats)", "small"),
+    "train/entropy": ("entropy (nats per token)", "small"),
     "train/mismatch": ("sampler/trainer |Δ log p|", "small"),
 }
 
@@ -69,6 +72,14 @@ class Curves:
         """All values of a series, oldest first."""
         return self._series.get(name, [])
 
+    def shown(self, name: str) -> list[float]:
+        """Values of a series as they are drawn, oldest first: noisy ones as trailing means."""
+        values = self.values(name)
+        if not name.startswith(_SMOOTH):
+            return values
+        windows = (values[max(0, end - _SMOOTHED) : end] for end in range(1, len(values) + 1))
+        return [sum(window) / len(window) for window in windows]
+
     def names(self) -> list[str]:
         """Names of all series, sorted."""
         return sorted(self._series)
@@ -79,10 +90,10 @@ def line(curves: Curves, *, stage: str, seconds: float) -> str:
     version = curves.run.policy_version if curves.run else 0
     shown = [f"{seconds:5.0f} s  {stage}  version {version}"]
     for name in ("evaluate/validation", "rollout/success", "rollout/steps_per_s", "rollout/tokens_per_s", "train/kl"):
-        value = curves.last(name)
-        if value is not None:
+        values = curves.shown(name)
+        if values:
             label, kind = ROWS[name]
-            shown.append(f"{label} {format_value(value, kind)}")
+            shown.append(f"{label} {format_value(values[-1], kind)}")
     return "  ".join(shown)
 
 
@@ -93,7 +104,7 @@ def render(curves: Curves, *, stage: str, seconds: float) -> RenderableType:
     headline = Text.assemble(
         ("envfarm demo  ", "bold"),
         (f"{stage}", "cyan"),
-        f"   policy version {version}   episodes {episodes:.0f}   {seconds:.0f} s",
+        f"   policy version {version}   {episodes:.0f} training episodes   {seconds:.0f} s",
     )
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="dim", min_width=28)
@@ -101,8 +112,9 @@ def render(curves: Curves, *, stage: str, seconds: float) -> RenderableType:
     table.add_column()
     for name in _shown(curves):
         label, kind = ROWS.get(name, (name.replace("reward/", "reward: "), "number"))
-        value = curves.last(name)
-        table.add_row(label, "-" if value is None else format_value(value, kind), spark(curves.values(name)))
+        values = curves.shown(name)
+        bounds = (0.0, 1.0) if kind == "percent" else None
+        table.add_row(label, format_value(values[-1], kind) if values else "-", spark(values, bounds))
     return Group(headline, table)
 
 
@@ -111,12 +123,12 @@ def _shown(curves: Curves) -> list[str]:
     return [*ROWS, *extra]
 
 
-def spark(values: list[float]) -> Text:
-    """The last values as a curve of block characters, scaled to their own range."""
+def spark(values: list[float], bounds: tuple[float, float] | None = None) -> Text:
+    """The last values as a curve of block characters, scaled to ``bounds`` or, without, to their own range."""
     tail = values[-_WIDTH:]
     if not tail:
         return Text("")
-    low, high = min(tail), max(tail)
+    low, high = bounds or (min(tail), max(tail))
     span = (high - low) or 1.0
     bars = "".join(_BARS[round((v - low) / span * (len(_BARS) - 1))] for v in tail)
     return Text(bars, style="green")
@@ -125,9 +137,9 @@ def spark(values: list[float]) -> Text:
 def format_value(value: float, kind: str) -> str:
     """``percent``, ``count``, ``small`` or ``number``, as a person reads it."""
     if kind == "percent":
-        return f"{value * 100:.1f} %"
+        return f"{value * 100:.0f} %"
     if kind == "count":
         return f"{value:,.0f}"
     if kind == "small":
-        return f"{value:.2e}"
-    return f"{value:+.3f}"
+        return f"{value:.2g}"
+    return f"{value:+.2f}"

@@ -47,23 +47,26 @@ def summary(result: dict[str, Any], out: Path, *, shuffled: bool) -> RenderableT
         (_percent(result["success_first"]), "bold"),
         " → ",
         (_percent(result["success_last"]), "bold green"),
-        f"   in {result['wall_s']:.0f} s, {result['policy_version']} policy versions; measured: "
-        f"version {result['version_chosen']}, the best on the validation split",
+        f"   in {result['wall_s']:.0f} s\n",
+        f"(measured: version {result['version_chosen']} of {result['policy_version']}, "
+        "the best on the validation split)\n",
     )
     control = (
         "\n(rewards were dealt to the wrong episodes: this is what learning nothing looks like)" if shuffled else ""
     )
-    parts = Table("reward part", "first", "last", box=None, padding=(0, 3, 0, 0), title_justify="left")
+    parts = Table("reward per episode", "first", "last", box=None, padding=(0, 3, 0, 0), title_justify="left")
     names = sorted({*result["reward_parts_first"], *result["reward_parts_last"]})
     for name in names:
         parts.add_row(
             name, _number(result["reward_parts_first"].get(name)), _number(result["reward_parts_last"].get(name))
         )
     facts = (
-        f"{result['trajectories_logged']} trajectories logged, {result['trajectories_trained']} trained on; "
-        f"oldest token trained was {result['max_staleness']} versions old; "
-        f"{result['infra_failed']} episodes failed for the farm's own reasons"
+        f"\n{result['trajectories_logged']} trajectories logged, {_count(result['trajectories_trained'])} trained on; "
+        f"the others were measurements,\nor of groups whose members did equally well, or too old\n"
+        f"oldest weights that a trained token came from: {_count(result['max_staleness'])} versions behind\n"
+        f"episodes that failed for the farm's own reasons: {result['infra_failed']}"
     )
+    out = _short(out)
     places = (
         f"\nWhere things lie\n"
         f"  trajectories, runs, metrics   {out}/farm.db\n"
@@ -79,9 +82,18 @@ def summary(result: dict[str, Any], out: Path, *, shuffled: bool) -> RenderableT
     return Group(head, Text(control), parts, Text(facts), Text(places))
 
 
+def _short(path: Path) -> Path:
+    """The path as one would type it here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.1f} %"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+    return "-" if value is None else f"{value:+.2f}"

@@ -72,7 +72,19 @@ def test_the_line_for_plain_output_names_stage_and_version() -> None:
     curves = Curves()
     curves.add(None, [point("rollout/success", 0.5)])
     assert "training" in line(curves, stage="training", seconds=3.0)
-    assert "50.0 %" in line(curves, stage="training", seconds=3.0)
+    assert "50 %" in line(curves, stage="training", seconds=3.0)
+
+
+def test_success_is_drawn_on_the_scale_from_none_to_all() -> None:
+    assert str(spark([0.5, 0.5], (0.0, 1.0))) == "▅▅"
+    assert str(spark([0.0, 1.0], (0.0, 1.0))) == "▁█"
+
+
+def test_a_lucky_report_of_few_episodes_is_smoothed_and_a_measurement_is_not() -> None:
+    curves = Curves()
+    curves.add(None, [point(name, v) for v in (0.0, 1.0) for name in ("rollout/success", "evaluate/validation")])
+    assert curves.shown("rollout/success") == [0.0, 0.5]
+    assert curves.shown("evaluate/validation") == [0.0, 1.0]
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=80))
@@ -82,7 +94,7 @@ def test_a_curve_is_never_wider_than_its_column(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("percent", "12.5 %"), ("count", "0"), ("small", "1.25e-01"), ("number", "+0.125")]
+    ("kind", "text"), [("percent", "12 %"), ("count", "0"), ("small", "0.12"), ("number", "+0.12")]
 )
 def test_values_read_as_their_kind(kind: str, text: str) -> None:
     assert format_value(0.125, kind) == text
