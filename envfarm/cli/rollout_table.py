@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -27,9 +27,11 @@ def as_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def table(trajectories: Sequence[Trajectory]) -> Table:
-    """All trajectories for people; the last row has the means."""
-    names = sorted({name for t in trajectories for name in part_sums(t)})
-    grid = Table("task", "steps", "outcome", "reward", *names, "tokens", "seconds", padding=(0, 1), box=None)
+    """All trajectories for people; the last row has the means. A part that no episode measured has no column."""
+    names = sorted({name for t in trajectories for name, value in part_sums(t).items() if value is not None})
+    grid = Table(padding=(0, 1), box=None)
+    for title in ("task", "steps", "outcome", "reward", *names, "tokens", "seconds"):
+        grid.add_column(title, justify="left" if title in ("task", "outcome") else "right", overflow="fold")
     for trajectory in trajectories:
         row = as_row(trajectory)
         parts = [_number(row["parts"].get(name)) for name in names]
@@ -42,11 +44,29 @@ def table(trajectories: Sequence[Trajectory]) -> Table:
             str(row["tokens"]),
             f"{row['seconds']:.1f}",
         )
-    means = [_number(mean(part_sums(t).get(name) for t in trajectories)) for name in names]
-    tokens = str(sum(t.sampled_tokens for t in trajectories))
     grid.add_section()
-    grid.add_row("mean", "", "", _number(mean(t.reward for t in trajectories)), *means, tokens, "", style="bold")
+    means = [_number(mean(part_sums(t).get(name) for t in trajectories)) for name in names]
+    steps, tokens, seconds = (_mean(trajectories, of) for of in (_steps, _tokens, _seconds))
+    reward = _number(mean(t.reward for t in trajectories))
+    grid.add_row("mean", steps, "", reward, *means, tokens, seconds, style="bold")
     return grid
+
+
+def _steps(trajectory: Trajectory) -> float:
+    return len(trajectory.steps)
+
+
+def _tokens(trajectory: Trajectory) -> float:
+    return trajectory.sampled_tokens
+
+
+def _seconds(trajectory: Trajectory) -> float:
+    return trajectory.ended_at - trajectory.started_at
+
+
+def _mean(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], float]) -> str:
+    value = mean(of(t) for t in trajectories)
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _number(value: float | None) -> str:

@@ -121,6 +121,12 @@ def test_the_table_shows_every_part_and_the_means() -> None:
     assert "mean" in text
 
 
+def test_a_part_that_no_episode_measured_takes_no_column_and_the_last_row_holds_means_only() -> None:
+    text = shown(table([trajectory({"format": 1.0, "progress": None}), trajectory({"format": 0.0})]))
+    assert "progress" not in text
+    assert text.splitlines()[-1].split() == ["mean", "1.0", "-", "+0.50", "3.0", "2.0"]
+
+
 class Inner(msgspec.Struct):
     kind: str
     count: int
