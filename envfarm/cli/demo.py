@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from envfarm.cli import foreground
 from envfarm.core.errors import ConfigError
 
 Seconds = Annotated[float, typer.Option("--seconds", min=20, help="Stop after this long, all told.")]
@@ -51,10 +51,12 @@ def demo(
         raise ConfigError(f"{folder} holds an earlier run; choose another --out, or remove it")
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise ConfigError(f"--json {json_file}: the folder {json_file.resolve().parent} does not exist")
+    if json_file is not None and json_file.is_dir():
+        raise ConfigError(f"--json {json_file} is a folder; give a file in it")
     settings = DemoSettings(
         out=folder, seconds=seconds, seed=seed, trainer_ranks=trainer_ranks, shuffle_rewards=shuffle_rewards
     )
     console = Console()
-    result = asyncio.run(run_demo(settings, console))
+    result = foreground.run(run_demo(settings, console))
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=2) + "\n")

@@ -95,7 +95,7 @@ class _DemoRun:
             trainer = await self._start_trainer(farm, run)
             await farm.start_worker(run.id, self._policy, concurrency=128)
             self._measure = _Measure(side, run, self._settings.seed)
-            async with _until_dead(farm), self._shown(runs, run):
+            async with self._shown(runs, run):
                 first = await self._first(trainer)
                 await runs.set_state(run.id, RunState.RUNNING, "measured")
                 await self._train(runs, run)
@@ -229,14 +229,3 @@ class _Measure:
             run_id=self._run.id,
             concurrency=128,
         )
-
-
-@contextlib.asynccontextmanager
-async def _until_dead(farm: LocalFarm) -> AsyncIterator[None]:
-    """Run the body; a child process that dies meanwhile ends it with that process's error."""
-    async with asyncio.TaskGroup() as group:
-        watcher = group.create_task(farm.processes.watch())
-        try:
-            yield
-        finally:
-            watcher.cancel()

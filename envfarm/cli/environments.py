@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from envfarm.cli import foreground
 from envfarm.cli.environment_check import Check, check_environment
 from envfarm.core import plugins
 from envfarm.core.environment import Environment, description
@@ -140,7 +141,7 @@ def try_out(
 ) -> None:
     """Try an environment out in a real host: tasks, resets, every tool, bad input, rewards, repeatability."""
     with tempfile.TemporaryDirectory(prefix="envfarm-test-") as scratch:
-        checks = asyncio.run(_bounded(absolute(name), Path(scratch), seconds))
+        checks = foreground.run(_bounded(absolute(name), Path(scratch), seconds))
     console = Console()
     if as_json:
         console.print_json(json.dumps([msgspec.to_builtins(c) for c in checks]))

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import grpc
 
-from envfarm.cli.processes import Child, Processes, envfarm_argv
+from envfarm.cli.processes import Child, Processes, envfarm_argv, processes
 from envfarm.wire.auth import read_token
 from envfarm.wire.channel import connect
 
 GATEWAY_SECONDS = 60.0
 ENGINE_SECONDS = 180.0
+DRAIN_SECONDS = 2.0  # when it ends, nobody is left who would read the answers of steps in flight
 
 
 @dataclass
@@ -60,20 +61,21 @@ async def local_farm(
     engine_flags: Sequence[str] = (),
 ) -> AsyncIterator[LocalFarm]:
     """Start gateway, host and (with ``policy``) the embedded engine; everything ends with the context."""
-    async with Processes(state) as processes:
+    async with processes(state) as family:
         flags = ["--listen", "127.0.0.1:0", "--state", str(state), "--slots", str(slots)]
+        flags += ["--drain-seconds", str(DRAIN_SECONDS)]
         for name in environments:
             flags += ["--environment", name]
-        gateway_child = await processes.start("gateway", envfarm_argv("gateway", *flags))
+        gateway_child = await family.start("gateway", envfarm_argv("gateway", *flags))
         engine_child = None
         if policy is not None:
             argv = envfarm_argv("engine", "--model", str(policy), "--listen", "127.0.0.1:0", *engine_flags)
-            engine_child = await processes.start("engine", argv, env=_ONE_THREAD)
+            engine_child = await family.start("engine", argv, env=_ONE_THREAD)
         gateway = await gateway_child.ready(GATEWAY_SECONDS)
         engines = [_url(await engine_child.ready(ENGINE_SECONDS))] if engine_child is not None else []
         channel = connect(gateway, token=await asyncio.to_thread(read_token, state / "token"))
         try:
-            yield LocalFarm(state, processes, gateway, channel, engines)
+            yield LocalFarm(state, family, gateway, channel, engines)
         finally:
             await channel.close()
 

@@ -1,96 +1,21 @@
-"""Entry point of ``envfarm``: gathers the commands and turns errors into sentences."""
+"""Entry point of ``envfarm``: loads the commands, and turns errors and Ctrl-C, even while it loads, into an answer."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
-
-import typer
-from rich.console import Console
-from rich.text import Text
-
-from envfarm.cli.demo import demo
-from envfarm.cli.doctor import doctor
-from envfarm.cli.environments import environments
-from envfarm.cli.rollout import rollout
-from envfarm.core import plugins
-from envfarm.core.errors import FarmError
-from envfarm.gateway.command import gateway
-from envfarm.inference.command import engine
-from envfarm.rollout.command import worker
-
-app = typer.Typer(
-    name="envfarm",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    help="Agent-environment farm for tool-calling RL rollouts.\n\n"
-    "Start with [bold]envfarm demo[/bold]: it trains a small tool-using policy through every part of the farm on this "
-    "machine. [bold]envfarm doctor[/bold] says what this machine can do.",
-)
-app.command(rich_help_panel="Use")(demo)
-app.command(rich_help_panel="Use")(rollout)
-app.add_typer(environments, name="env", rich_help_panel="Use")
-app.command(rich_help_panel="Use")(doctor)
-app.command(rich_help_panel="Serve: one process each")(gateway)
-app.command(rich_help_panel="Serve: one process each")(engine)
-app.command(rich_help_panel="Serve: one process each")(worker)
-
-
-def _unavailable(name: str, error: BaseException) -> Callable[[], None]:
-    def command() -> None:
-        raise FarmError(f"the command {name!r} cannot be loaded: {type(error).__name__}: {error}")
-
-    command.__doc__ = f"(cannot be loaded: {error})"
-    return command
-
-
-def _add_plugin_commands() -> None:
-    panels = {"host": "Serve: one process each", "train": "Serve: one process each", "warmup": "Use"}
-    for name in plugins.names("envfarm.commands"):
-        command: Any
-        try:
-            command = plugins.load("envfarm.commands", name)
-        except Exception as error:  # somebody's package is broken: its command says so, the others work
-            command = _unavailable(name, error)
-        panel = panels.get(name, "From plugins")
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
-            app.command(name, rich_help_panel=panel)(command)
-
-
-_add_plugin_commands()
-
-
-def _tell(error: FarmError) -> NoReturn:
-    Console(stderr=True, soft_wrap=True).print(Text("envfarm: ", style="bold red") + Text(str(error)))
-    sys.exit(1)
-
-
-def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> FarmError | None:
-    """A task group wraps what went wrong in it; a person wants the sentence inside."""
-    for error in group.exceptions:
-        found = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, FarmError):
-            return found
-    return None
 
 
 def main() -> None:
     """Run the command line; errors of the farm become one message on stderr and exit status 1."""
     try:
-        app()
-    except FarmError as error:
-        _tell(error)
-    except BaseExceptionGroup as group:
-        ours = _first_of_ours(group)
-        if ours is None:
-            raise
-        _tell(ours)
+        from envfarm.cli.app import run  # most of the start-up time goes here
+
+        status = run()
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: an impatient Ctrl-C needs no trace of the interpreter
+    sys.exit(status)
 
 
 if __name__ == "__main__":

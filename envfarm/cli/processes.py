@@ -12,12 +12,14 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from envfarm.core.errors import DeadlineExceeded, FarmError
+from envfarm.core.errors import ConfigError, DeadlineExceeded, FarmError
 
 _PR_SET_PDEATHSIG = 1
+GRACE_SECONDS = 25.0  # a gateway ends its hosts within this; children that are well need a fraction of a second
+NOTICE_SECONDS = 0.3
 
 
 class ProcessDied(FarmError):
@@ -93,21 +95,12 @@ class Child:
 
 
 class Processes:
-    """Starts children and ends them, last started first. Use as an async context manager."""
+    """Starts children, and ends them, last started first. Made by :func:`processes`."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
         self._logs = state / "logs"
         self._children: list[Child] = []
-
-    async def __aenter__(self) -> Processes:
-        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._logs.mkdir(exist_ok=True)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        # Shielded: a second Ctrl-C must not leave half of them running.
-        await asyncio.shield(self.stop_all())
 
     async def start(
         self, name: str, argv: Sequence[str], *, addressed: bool = True, env: dict[str, str] | None = None
@@ -140,12 +133,46 @@ class Processes:
     async def watch(self) -> None:
         """Run until a child fails, then raise its :class:`ProcessDied`; one that ends with status 0 was done."""
         while True:
-            for child in self._children:
-                if child.process.returncode:
-                    raise child.death()
+            self.raise_death()
             await asyncio.sleep(0.1)
 
-    async def stop_all(self, grace: float = 10.0) -> None:
+    def raise_death(self) -> None:
+        """Raises the :class:`ProcessDied` of the first child that failed; nothing when all is well."""
+        for child in self._children:
+            if child.process.returncode:
+                raise child.death()
+
+    async def stop_all(self) -> None:
         """End every child, last started first."""
         while self._children:
-            await self._children.pop().stop(grace)
+            await self._children.pop().stop(GRACE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def processes(state: Path) -> AsyncIterator[Processes]:
+    """Children with their logs under ``state``, for the time of the context; all end with it.
+
+    A child that fails meanwhile ends the body, whatever it waits for, with that child's :class:`ProcessDied`. Raises
+    :class:`ConfigError` when ``state`` cannot be used.
+    """
+    await asyncio.to_thread(_prepare, state)
+    family = Processes(state)
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(family.watch(), name="children")
+            yield family
+            watcher.cancel()
+    except (FarmError, BaseExceptionGroup):
+        await asyncio.sleep(NOTICE_SECONDS)  # the kernel may tell of a death later than a broken connection does
+        family.raise_death()
+        raise
+    finally:
+        await asyncio.shield(family.stop_all())
+
+
+def _prepare(state: Path) -> None:
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (state / "logs").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot use the folder {state}: {error.strerror}; choose another") from error

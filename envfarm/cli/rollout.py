@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -11,6 +10,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from envfarm.cli import foreground
 
 _PIPE_WIDTH = 200  # a table that nobody looks at in a terminal is not cut
 
@@ -68,7 +69,7 @@ def rollout(
     )
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     progress = Console(stderr=True)
-    run_id, trajectories = asyncio.run(run_rollout(settings, progress))
+    run_id, trajectories = foreground.run(run_rollout(settings, progress))
     if as_json:
         for trajectory in trajectories:
             console.print(json.dumps(as_row(trajectory)), highlight=False, soft_wrap=True)

@@ -23,6 +23,8 @@ from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
 
+ENGINE_SECONDS = 10.0  # an engine that was named runs already
+
 
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the flags of ``envfarm rollout`` say."""
@@ -47,6 +49,10 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
         folder = await asyncio.to_thread(resolve, settings.policy)
     environment = absolute(settings.environment)
     async with contextlib.AsyncExitStack() as stack:
+        if settings.engines:
+            given = await stack.enter_async_context(EnginePool(settings.engines))
+            with progress.status(f"looking for {', '.join(settings.engines)}"):
+                await given.wait_ready(timeout=ENGINE_SECONDS)
         with progress.status("starting gateway, host and engine"):
             farm = await stack.enter_async_context(
                 local_farm(

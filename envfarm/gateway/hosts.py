@@ -41,6 +41,7 @@ class HostPool:
         self._profile = profile
         self._waiting: deque[asyncio.Future[HostLink]] = deque()
         self._lost: dict[str, str] = {}
+        self._broken: dict[str, None] = {}  # why environments are not served, each cause once
         self._running: set[asyncio.Task[None]] = set()
         self._adopting = asyncio.Lock()
 
@@ -52,7 +53,8 @@ class HostPool:
         for _ in range(self._hosts - len(self.links)):
             await self._add(await self._backend.acquire(self._profile))
         if not self.served:
-            raise SandboxError("no host serves any environment; see the warnings above for the causes")
+            why = "; ".join(self._broken) or "none was asked for"
+            raise SandboxError(f"no host serves any environment: {why}")
         self._run(self._watch(), "host watch")
 
     def stop(self) -> None:
@@ -210,6 +212,7 @@ class HostPool:
             if known is None or known.pb != pb:
                 self.served[pb.name] = Served(pb)
         for cause in state.broken:
+            self._broken.setdefault(cause)
             log.warning("host %s: %s", host.id, cause)
         for cause in state.quarantined:
             log.warning("host %s has a slot in quarantine: %s", host.id, cause)

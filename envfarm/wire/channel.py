@@ -6,6 +6,7 @@ import grpc.aio
 
 from envfarm.core.errors import ConfigError
 from envfarm.wire.auth import bearer
+from envfarm.wire.serving import is_port
 
 MESSAGE_BYTES = 64 * 1024 * 1024
 Options = list[tuple[str, int]]
@@ -16,7 +17,7 @@ def connect(address: str, *, token: str | None = None) -> grpc.aio.Channel:
 
     Must be called inside the event loop that will use it. Raises :class:`ConfigError` for an address of another shape.
     """
-    if not address.startswith("unix:") and not address.rpartition(":")[2].isdigit():
+    if not address.startswith("unix:") and not is_port(address.rpartition(":")[2]):
         raise ConfigError(f"{address!r} is not an address; expected host:port or unix:/path")
     channel = grpc.aio.insecure_channel(address, options=channel_options())
     return bearer(channel, token) if token is not None else channel

@@ -18,8 +18,10 @@ def bind(server: grpc.aio.Server, listen: str) -> str:
     Raises :class:`ConfigError` in one line when it cannot be had.
     """
     local = listen.startswith("unix:")
-    if not local and not listen.rpartition(":")[2].isdigit():
-        raise ConfigError(f"--listen {listen!r} is not an address; expected HOST:PORT, port 0 for any free one")
+    if not local and not is_port(listen.rpartition(":")[2]):
+        raise ConfigError(
+            f"--listen {listen!r} is not an address; expected HOST:PORT, the port from 0 (any free one) to 65535"
+        )
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError:
@@ -28,6 +30,11 @@ def bind(server: grpc.aio.Server, listen: str) -> str:
             "stop that one or choose another --listen"
         ) from None
     return listen if local else f"{listen.rpartition(':')[0]}:{port}"
+
+
+def is_port(text: str) -> bool:
+    """Whether ``text`` is a port's number; gRPC itself takes larger ones modulo 65536 and serves somewhere else."""
+    return text.isascii() and text.isdigit() and int(text) <= 65535
 
 
 def announce(file: Path | None, text: str) -> None:
