@@ -60,13 +60,14 @@ def run_rank(settings: TrainSettings, rank: int, world: int, store: Store | None
 async def _drive(settings: TrainSettings, learners: Learners) -> None:
     from envfarm.inference.pool import EnginePool
     from envfarm.trajectories.codec import decode
-    from envfarm.wire.channel import connect
+    from envfarm.wire.channel import connect, reach
     from envfarm.wire.log_client import LogClient
     from envfarm.wire.run_client import RunClient
 
     async with AsyncExitStack() as stack:
         channel = connect(settings.gateway, token=settings.token)
         stack.push_async_callback(channel.close)
+        await reach(channel, settings.gateway)
         engine = EnginePool(list(settings.engines)) if settings.engines else None
         if engine is not None:
             stack.push_async_callback(engine.close)

@@ -23,7 +23,7 @@ from envfarm.inference.policies import shipped
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.evaluation import Evaluation, evaluate
 from envfarm.rollout.ports import PolicySide
-from envfarm.rollout.tokens import TokenBuilder
+from envfarm.rollout.tokens import load_token_builder
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
@@ -89,7 +89,7 @@ class _DemoRun:
             log = await stack.enter_async_context(LogClient(farm.channel))
             engine = EnginePool(farm.engines)
             stack.push_async_callback(engine.close)
-            tokens = await asyncio.to_thread(TokenBuilder.load, self._policy)
+            tokens = await asyncio.to_thread(load_token_builder, self._policy)
             side = PolicySide(episodes=episodes, engine=engine, tokens=tokens, log=log, name="stockroom")
             run = await self._create(runs)
             trainer = await self._start_trainer(farm, run)

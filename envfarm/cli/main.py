@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; errors of the farm become one message on stderr and exit status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows only ASCII gets question marks
     try:
         from envfarm.cli.app import run  # most of the start-up time goes here
 

@@ -18,7 +18,7 @@ from envfarm.inference.policies import resolve
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.evaluation import evaluate
 from envfarm.rollout.ports import PolicySide
-from envfarm.rollout.tokens import TokenBuilder
+from envfarm.rollout.tokens import load_token_builder
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
@@ -85,7 +85,7 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
                 status.update(f"{len(trajectories)} of {settings.count} episodes")
 
             status.update(f"0 of {settings.count} episodes")
-            tokens = await asyncio.to_thread(TokenBuilder.load, folder)
+            tokens = await asyncio.to_thread(load_token_builder, folder)
             await evaluate(
                 PolicySide(episodes=episodes, engine=engine, tokens=tokens, log=log, name=settings.policy),
                 environment=environment,

@@ -12,10 +12,10 @@ import msgspec
 
 from envfarm.inference.pool import EnginePool
 from envfarm.rollout.ports import PolicySide
-from envfarm.rollout.tokens import TokenBuilder
+from envfarm.rollout.tokens import load_token_builder
 from envfarm.rollout.worker import Worker
 from envfarm.wire.auth import read_token
-from envfarm.wire.channel import connect
+from envfarm.wire.channel import connect, reach
 from envfarm.wire.episode_client import EpisodeClient
 from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
@@ -38,11 +38,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 async def serve(settings: WorkerSettings) -> None:
     """Work until the run is over or a signal comes. Raises the farm's errors."""
-    tokens = await asyncio.to_thread(TokenBuilder.load, settings.folder, renderer=settings.renderer)
+    tokens = await asyncio.to_thread(load_token_builder, settings.folder, renderer=settings.renderer)
     token = await asyncio.to_thread(read_token, settings.token_file)
     async with contextlib.AsyncExitStack() as stack:
         channel = connect(settings.gateway, token=token)
         stack.push_async_callback(channel.close)
+        await reach(channel, settings.gateway)
         runs = RunClient(channel)
         await runs.get(settings.run_id)
         side = PolicySide(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 
-from envfarm.core.errors import ConfigError
+from envfarm.core.errors import ConfigError, Unavailable
 from envfarm.wire.auth import bearer
 from envfarm.wire.serving import is_port
 
 MESSAGE_BYTES = 64 * 1024 * 1024
+REACH_SECONDS = 30.0
 Options = list[tuple[str, int]]
 
 
@@ -21,6 +24,17 @@ def connect(address: str, *, token: str | None = None) -> grpc.aio.Channel:
         raise ConfigError(f"{address!r} is not an address; expected host:port or unix:/path")
     channel = grpc.aio.insecure_channel(address, options=channel_options())
     return bearer(channel, token) if token is not None else channel
+
+
+async def reach(channel: grpc.aio.Channel, address: str, *, seconds: float = REACH_SECONDS) -> None:
+    """Wait until the gateway at ``address`` takes connections. Raises :class:`Unavailable` that names it."""
+    try:
+        async with asyncio.timeout(seconds):
+            await channel.channel_ready()
+    except TimeoutError:
+        raise Unavailable(
+            f"no gateway answers at {address} for {seconds:g} s; is it running, and is that its address?"
+        ) from None
 
 
 def channel_options() -> Options:

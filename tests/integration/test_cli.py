@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from envfarm.inference.policies import shipped
+
+STOCKROOM = shipped("stockroom")
 
 
 def envfarm(*words: str, cwd: Path | None = None, seconds: float = 60) -> subprocess.CompletedProcess[str]:
@@ -86,6 +91,24 @@ def test_a_broken_environment_fails_its_check_by_name_and_without_a_stack_trace(
         (["rollout", "--env", "stockroom", "--policy", "/nowhere"], "/nowhere"),
         (["rollout", "--env", "stockrom"], "stockrom"),
         (["demo", "--json", "/nowhere/x.json"], "/nowhere"),
+        (["demo", "--json", "/"], "is a folder"),
+        (["demo", "--out", "/proc/demo"], "/proc/demo"),
+        (["gateway", "--state", "state", "--listen", "127.0.0.1:99999"], "65535"),
+        (["rollout", "--env", "stockroom", "--engine", "http://127.0.0.1:1"], "127.0.0.1:1"),
+        (
+            [
+                "worker",
+                "--run",
+                "r",
+                "--tokenizer",
+                str(STOCKROOM),
+                "--engine",
+                "http://127.0.0.1:1",
+                "--gateway",
+                "127.0.0.1:1",
+            ],
+            "no gateway answers at 127.0.0.1:1",
+        ),
     ],
 )
 def test_a_mistake_gets_one_sentence_that_names_the_thing(words: list[str], named: str, tmp_path: Path) -> None:
@@ -93,3 +116,13 @@ def test_a_mistake_gets_one_sentence_that_names_the_thing(words: list[str], name
     assert done.returncode != 0
     assert named in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_that_knows_only_ascii_gets_question_marks_instead_of_a_trace(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "envfarm.cli.main", "env", "test", "stockroom"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import envfarm
 from envfarm.core.messages import Message, ToolCall
 from envfarm.core.task import Task
-from envfarm.rollout.tokens import TokenBuilder
+from envfarm.rollout.tokens import TokenBuilder, load_token_builder
 from envfarm.tools.schema import call_arguments, functions, schemas
 from envfarm.tools.validation import Catalogue
 from sandboxes.environments.stockroom import Stockroom
@@ -41,7 +41,7 @@ def model() -> Any:
 
 @cache
 def builder() -> TokenBuilder:
-    return TokenBuilder.load(FOLDER)
+    return load_token_builder(FOLDER)
 
 
 def encode(text: str) -> list[int]:

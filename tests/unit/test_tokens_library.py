@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from envfarm.core.errors import ConfigError
 from envfarm.core.messages import Diagnosis, Message, ToolCall, ToolSchema
-from envfarm.rollout.tokens import PolicyTokenizer, TokenBuilder
+from envfarm.rollout.tokens import PolicyTokenizer, load_token_builder
 from envfarm.rollout.tokens.library import LibraryBuilder
 from envfarm.rollout.tokens.template import TemplateBuilder
 from trainer_bridge.warmup_tokenizer import CHAT_TEMPLATE, train_tokenizer
@@ -136,12 +136,12 @@ def test_whatever_is_sampled_is_read_without_an_exception(output, truncated) -> 
 
 
 def test_the_folder_s_template_decides_whether_the_library_is_used(tmp_path: Path) -> None:
-    exact = TokenBuilder.load(saved(tmp_path / "exact", QWEN3_TEMPLATE))
-    own = TokenBuilder.load(saved(tmp_path / "own", CHAT_TEMPLATE))
+    exact = load_token_builder(saved(tmp_path / "exact", QWEN3_TEMPLATE))
+    own = load_token_builder(saved(tmp_path / "own", CHAT_TEMPLATE))
     assert isinstance(exact, LibraryBuilder)
     assert isinstance(own, TemplateBuilder)
     assert set(exact.stop_token_ids) == set(own.stop_token_ids) == {2, 0}
-    assert isinstance(TokenBuilder.load(tmp_path / "exact", renderer="template"), TemplateBuilder)
+    assert isinstance(load_token_builder(tmp_path / "exact", renderer="template"), TemplateBuilder)
 
 
 def test_calls_of_a_format_that_only_the_library_knows_are_graded(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_calls_of_a_format_that_only_the_library_knows_are_graded(tmp_path: Path
 
 def test_unknown_formats_and_missing_folders_say_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        TokenBuilder.load(tmp_path)
+        load_token_builder(tmp_path)
     folder = saved(tmp_path / "policy", CHAT_TEMPLATE)
     with pytest.raises(ConfigError, match="no-such-format"):
-        TokenBuilder.load(folder, renderer="no-such-format")
+        load_token_builder(folder, renderer="no-such-format")
     with pytest.raises(ConfigError, match="glm-5"):
-        TokenBuilder.load(folder, renderer="glm-5")
+        load_token_builder(folder, renderer="glm-5")

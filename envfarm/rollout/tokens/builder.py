@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -23,19 +22,6 @@ class Extension(msgspec.Struct, frozen=True):
 
 class TokenBuilder(ABC):
     """The format of one policy. Pure: the same messages and ids give the same answer."""
-
-    @staticmethod
-    def load(folder: str | Path, *, renderer: str = "auto") -> TokenBuilder:
-        """The token builder of the policy in ``folder``.
-
-        ``renderer``: ``auto``, ``template`` (the folder's chat template), or a name of the library ``renderers``.
-        ``auto`` takes the library's renderer of the folder's model type only if it renders probe conversations to
-        the very ids that the chat template gives. Raises :class:`ConfigError`. Takes up to seconds: call it in a
-        thread.
-        """
-        from envfarm.rollout.tokens.load import load_token_builder
-
-        return load_token_builder(folder, renderer=renderer)
 
     @property
     @abstractmethod

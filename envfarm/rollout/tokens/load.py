@@ -39,7 +39,13 @@ _PROBES: tuple[tuple[Message, ...], ...] = (
 
 
 def load_token_builder(folder: str | Path, *, renderer: str = "auto") -> TokenBuilder:
-    """See :meth:`TokenBuilder.load`."""
+    """The token builder of the policy in ``folder``.
+
+    ``renderer``: ``auto``, ``template`` (the folder's chat template), or a name of the library ``renderers``.
+    ``auto`` takes the library's renderer of the folder's model type only if it renders probe conversations to
+    the very ids that the chat template gives. Raises :class:`ConfigError`. Takes up to seconds: call it in a
+    thread.
+    """
     tokenizer = load_tokenizer(folder)
     stops = generation_stop_ids(folder)
     if renderer == "template":
