@@ -11,6 +11,7 @@ from rich.console import Console
 
 from envfarm.cli.environments import absolute
 from envfarm.cli.local_farm import LocalFarm, local_farm
+from envfarm.core.errors import DeadlineExceeded
 from envfarm.core.ids import new_id
 from envfarm.core.run import RunSettings, RunState
 from envfarm.core.trajectory import Trajectory
@@ -24,6 +25,8 @@ from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
 
 ENGINE_SECONDS = 10.0  # an engine that was named runs already
+
+TRAINING_SECONDS_PER_STEP = 1800.0
 
 
 class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,5 +114,11 @@ async def _train(farm: LocalFarm, run_id: str, policy: Path, settings: RolloutSe
     flags = ["--purpose", "collect", "--advantage", "batch", "--seed", str(settings.seed)]
     flags += ["--steps", str(settings.train_steps), "--ranks", str(settings.trainer_ranks)]
     trainer = await farm.start_trainer(run_id, policy, settings.out / "trainer", flags)
-    if await trainer.process.wait() != 0:
+    limit = TRAINING_SECONDS_PER_STEP * settings.train_steps
+    try:
+        async with asyncio.timeout(limit):
+            status = await trainer.process.wait()
+    except TimeoutError:
+        raise DeadlineExceeded(f"{settings.train_steps} training steps took more than {limit:.0f} s") from None
+    if status != 0:
         raise trainer.death()
