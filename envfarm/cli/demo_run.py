@@ -56,6 +56,7 @@ async def run_demo(settings: DemoSettings, console: Console) -> dict[str, Any]:
     """Run the demo; returns the result as ``--json`` writes it."""
     policy = shipped("stockroom")
     run = _DemoRun(settings, console, policy)
+    console.print("starting gateway, host and engine")
     async with local_farm(
         settings.out,
         environments=["stockroom"],

@@ -105,6 +105,8 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
         if settings.train_steps:
             with progress.status(f"{settings.train_steps} training steps on {settings.trainer_ranks} ranks"):
                 await _train(farm, run.id, folder, settings)
+            version = (await runs.get(run.id)).policy_version
+            progress.print(_trained(version, settings), highlight=False, soft_wrap=True)
         await runs.set_state(run.id, RunState.STOPPED, "rollout is over")
         return run.id, trajectories
 
@@ -122,3 +124,13 @@ async def _train(farm: LocalFarm, run_id: str, policy: Path, settings: RolloutSe
         raise DeadlineExceeded(f"{settings.train_steps} training steps took more than {limit:.0f} s") from None
     if status != 0:
         raise trainer.death()
+
+
+def _trained(version: int, settings: RolloutSettings) -> str:
+    """What came of the training steps; every step makes a version."""
+    if version:
+        return f"took {version} of {settings.train_steps} training steps; weights in {settings.out}/trainer/weights"
+    return (
+        f"took none of {settings.train_steps} training steps: episodes that all earn the same teach nothing; "
+        f"try more of them with -n (what was dropped is in {settings.out}/logs/trainer.log)"
+    )
