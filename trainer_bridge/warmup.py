@@ -37,11 +37,13 @@ def warmup(
 ) -> None:
     """Supervised warm-up of a policy on demonstrations (loss on the assistant's tokens only)."""
     import torch
+    import transformers
 
     from trainer_bridge.warmup_data import Encoder, read_conversations, render
     from trainer_bridge.warmup_training import Recipe, fit
 
     started = time.monotonic()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(seed)

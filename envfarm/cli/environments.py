@@ -68,7 +68,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     console.print(tools)
     for title in ("limits", "reward", "profile"):
         values = ", ".join(f"{key} {value}" for key, value in facts[title].items())
-        console.print(f"\n[bold]{title}[/]  {values}", highlight=False)
+        console.print(f"\n[bold]{title}[/]  {values or 'nothing special'}", highlight=False)
     for split, examples in facts["tasks"].items():
         console.print(f"\n[bold]{split}[/]")
         for example in examples:
