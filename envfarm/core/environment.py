@@ -52,8 +52,12 @@ def tool(
 
 
 def marked_tools(owner: object) -> dict[str, tuple[Callable[..., Any], ToolMark]]:
-    """Tools of an environment or toolset (instance or class) by name, in the order of definition, bases first."""
+    """Tools of an environment or toolset (instance or class) by name, in the order of definition, bases first.
+
+    Raises :class:`ConfigError` when two of its methods have one name.
+    """
     found: dict[str, tuple[Callable[..., Any], ToolMark]] = {}
+    methods: dict[str, str] = {}
     cls = owner if isinstance(owner, type) else type(owner)
     for base in reversed(cls.__mro__):
         for attribute, value in vars(base).items():
@@ -62,6 +66,11 @@ def marked_tools(owner: object) -> dict[str, tuple[Callable[..., Any], ToolMark]
                 continue
             if attribute not in vars(cls) and getattr(cls, attribute, None) is not value:
                 continue  # overridden further down without the mark
+            if methods.setdefault(mark.name, attribute) != attribute:
+                raise ConfigError(
+                    f"two tools of {cls.__name__} are named {mark.name!r}: the methods {methods[mark.name]} and "
+                    f"{attribute}; rename one with @tool(name=...)"
+                )
             found[mark.name] = (getattr(owner, attribute), mark)
     return found
 

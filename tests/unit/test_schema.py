@@ -296,3 +296,17 @@ def test_whatever_the_schema_allows_can_be_converted(data):
     assert set(converted) == set(value)
     assert isinstance(converted["i"], int)
     assert isinstance(converted["f"], float)
+
+
+def test_two_methods_of_one_class_cannot_be_the_same_tool():
+    class Twice(Toolset):
+        @tool
+        def look(self) -> str:
+            """Look."""
+
+        @tool(name="look")
+        def look_again(self) -> str:
+            """Look again."""
+
+    with pytest.raises(ConfigError, match=r"two tools of Twice are named 'look': the methods look and look_again"):
+        schemas(Twice)
