@@ -142,4 +142,4 @@ def format_value(value: float, kind: str) -> str:
         return f"{value:,.0f}"
     if kind == "small":
         return f"{value:.2g}"
-    return f"{value:+.2f}"
+    return f"{value:+z.2f}"

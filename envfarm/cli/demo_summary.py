@@ -49,7 +49,7 @@ def summary(result: dict[str, Any], out: Path, *, shuffled: bool) -> RenderableT
         (_percent(result["success_last"]), "bold green"),
         f"   in {result['wall_s']:.0f} s\n",
         f"(measured: version {result['version_chosen']} of {result['policy_version']}, "
-        "the best on the validation split)\n",
+        "the best on the validation split)",
     )
     control = (
         "\n(rewards were dealt to the wrong episodes: this is what learning nothing looks like)" if shuffled else ""
@@ -96,4 +96,4 @@ def _percent(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+    return "-" if value is None else f"{value:+z.2f}"

@@ -70,4 +70,4 @@ def _mean(trajectories: Sequence[Trajectory], of: Callable[[Trajectory], float])
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+    return "-" if value is None else f"{value:+z.2f}"

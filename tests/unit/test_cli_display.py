@@ -100,6 +100,10 @@ def test_values_read_as_their_kind(kind: str, text: str) -> None:
     assert format_value(0.125, kind) == text
 
 
+def test_what_rounds_to_nothing_has_no_minus() -> None:
+    assert format_value(-0.001, "number") == "+0.00"
+
+
 def test_parts_are_summed_over_steps_and_unmeasured_ones_stay_unmeasured() -> None:
     sums = part_sums(trajectory({"format": 1.0, "progress": None}, {"format": 0.5, "progress": None}))
     assert sums == {"format": 1.5, "progress": None}
