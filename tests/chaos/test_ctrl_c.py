@@ -90,9 +90,9 @@ MOMENTS: dict[str, Callable[[Demo], object]] = {
 
 
 def loading(demo: Demo) -> bool:
-    """Whether the interpreter has come so far that envfarm's own code runs: its libraries are mapped."""
+    """Whether the commands are being loaded: a library that only they need is mapped."""
     with contextlib.suppress(OSError):
-        return "msgspec" in Path(f"/proc/{demo.process.pid}/maps").read_text()
+        return "numpy" in Path(f"/proc/{demo.process.pid}/maps").read_text()
     return False
 
 
