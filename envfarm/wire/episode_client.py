@@ -13,7 +13,7 @@ import grpc.aio
 
 from envfarm.core.deadline import Deadline
 from envfarm.core.episode import EnvironmentInfo, Opened, StepAnswer, TextAction
-from envfarm.core.errors import Unavailable
+from envfarm.core.errors import ConfigError, Unavailable
 from envfarm.core.messages import AssistantMessage
 from envfarm.core.rewards import RewardSettings
 from envfarm.core.task import Task
@@ -81,15 +81,21 @@ class EpisodeClient:
         request_id: str,
         timeout: float,
     ) -> Opened:
-        """Start an episode; waits for a free slot. The same ``request_id`` never opens two."""
-        request = OpenRequest(
-            environment=environment,
-            task=task_to_pb(task),
-            seed=seed,
-            run_id=run_id,
-            reward=reward_to_pb(reward) if reward is not None else None,
-            request_id=request_id,
-        )
+        """Start an episode; waits for a free slot. The same ``request_id`` never opens two.
+
+        Raises :class:`ConfigError` for what no message can carry.
+        """
+        try:
+            request = OpenRequest(
+                environment=environment,
+                task=task_to_pb(task),
+                seed=seed,
+                run_id=run_id,
+                reward=reward_to_pb(reward) if reward is not None else None,
+                request_id=request_id,
+            )
+        except (ValueError, TypeError) as error:
+            raise _unsendable(f"the opening of {environment!r}", error) from error
         reply = await self._command(lambda left: Command(open=request, timeout_s=_told(left)), timeout)
         return opened_from_pb(reply.open)
 
@@ -106,22 +112,26 @@ class EpisodeClient:
     ) -> StepAnswer:
         """Take step ``index``. ``limit`` (``tokens``, ``context``, ``time``) ends the episode with it.
 
-        Raises :class:`StepConflict` when the index was used with another action.
+        Raises :class:`StepConflict` when the index was used with another action, :class:`ConfigError` for what no
+        message can carry: an index out of range, text with half of a surrogate pair.
         """
         command = Command(timeout_s=_told(timeout))
         request = command.step  # filled in place, which costs half of what protobuf's constructors do
-        request.handle = handle
-        request.index = index
-        if sampled_tokens is not None:
-            request.sampled_tokens = sampled_tokens
-        if truncated:
-            request.truncated = True
-        if limit:
-            request.limit = limit
-        if isinstance(action, TextAction):
-            request.text.format, request.text.text = action.format, action.text
-        else:
-            fill_assistant(request.message, action)
+        try:
+            request.handle = handle
+            request.index = index
+            if sampled_tokens is not None:
+                request.sampled_tokens = sampled_tokens
+            if truncated:
+                request.truncated = True
+            if limit:
+                request.limit = limit
+            if isinstance(action, TextAction):
+                request.text.format, request.text.text = action.format, action.text
+            else:
+                fill_assistant(request.message, action)
+        except (ValueError, TypeError) as error:
+            raise _unsendable(f"step {index}", error) from error
 
         def again(left: float) -> Command:
             command.timeout_s = _told(left)
@@ -146,3 +156,7 @@ class EpisodeClient:
 def _told(left: float) -> float:
     """The time that the gateway is given: a little less, so that its own account of a delay arrives in time."""
     return left - min(1.0, 0.1 * left)
+
+
+def _unsendable(what: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{what} cannot be sent: {str(error)[:200]}; expected values that fit the protocol's fields")

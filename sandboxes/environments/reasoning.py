@@ -106,8 +106,14 @@ class ReasoningGym(Environment):
         return "noted"
 
     def reply(self, message: str) -> None:
-        """A message without calls ends the episode; an answer in ``<answer>`` tags counts."""
-        self._answer = _library().utils.extract_answer(message)
+        """A message without calls ends the episode: its answer stands in ``<answer>`` tags, or in its last line.
+
+        Instruct models that know no tools answer in plain words; the data sets' scorers give part of the credit for an
+        answer among other words.
+        """
+        tagged = _library().utils.extract_answer(message)
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        self._answer = tagged if tagged is not None else (lines[-1] if lines else None)
 
     def verify(self) -> float | None:
         """The data set's own score of the answer, 0 to 1; without an answer 0."""

@@ -54,3 +54,14 @@ def test_names_choose_data_sets_and_unknown_ones_are_helped():
         cls().tasks("exam")
     with pytest.raises(ConfigError, match="takes no parameter"):
         plugins.environment("stockroom/large")
+
+
+def test_an_answer_in_plain_words_is_the_last_line_of_the_message():
+    environment = ReasoningGym.configured("chain_sum")()
+    task = next(iter(environment.tasks("train")))
+    environment.reset(task)
+    environment.reply(f"Adding up.\n{environment._entry['answer']}\n")
+    assert environment.verify() == 1.0
+    environment.reset(task)
+    environment.reply("  \n")
+    assert environment.verify() == 0.0

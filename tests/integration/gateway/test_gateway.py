@@ -39,6 +39,18 @@ async def test_an_unknown_environment_is_named_with_what_there_is(client, shop):
         await client.tasks(shop.environment, "train", 0, 5000)
 
 
+@pytest.mark.parametrize(
+    ("index", "text"), [(-1, CALL), (1 << 63, CALL), (0, "half a pair: \ud800")], ids=["negative", "huge", "surrogate"]
+)
+async def test_what_no_message_can_carry_is_told_and_harms_nothing(client, shop, index, text):
+    opened = await shop.open(client)
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        await client.step(opened.handle, index, TextAction(format="hermes", text=text), timeout=20)
+    answer = await client.step(opened.handle, 0, TextAction(format="hermes", text=CALL), timeout=20)
+    assert answer.diagnosis is Diagnosis.OK
+    await client.close(opened.handle)
+
+
 async def test_an_episode_runs_to_its_end_with_reward_parts_per_step(client, shop):
     opened = await shop.open(client)
     assert [m.role for m in opened.messages] == ["system", "user"]
