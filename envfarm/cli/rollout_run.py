@@ -113,7 +113,8 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
 
 async def _train(farm: LocalFarm, run_id: str, policy: Path, settings: RolloutSettings) -> None:
     """Take the training steps and wait for the trainer to end."""
-    flags = ["--purpose", "collect", "--advantage", "batch", "--seed", str(settings.seed)]
+    # A learning rate for instruct models; the trainer's default is for the demo's tiny one.
+    flags = ["--purpose", "collect", "--advantage", "batch", "--lr", "1e-5", "--seed", str(settings.seed)]
     flags += ["--steps", str(settings.train_steps), "--ranks", str(settings.trainer_ranks)]
     trainer = await farm.start_trainer(run_id, policy, settings.out / "trainer", flags)
     limit = TRAINING_SECONDS_PER_STEP * settings.train_steps
