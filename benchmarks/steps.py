@@ -35,7 +35,7 @@ Step = Callable[[int], Awaitable[object]]
 
 def measure() -> dict[str, float]:
     """All figures of this part."""
-    with tempfile.TemporaryDirectory(prefix="envfarm-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return asyncio.run(_measure(Path(scratch)))
 
 
