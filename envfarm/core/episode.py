@@ -7,12 +7,12 @@ import msgspec
 from envfarm.core.messages import AssistantMessage, Diagnosis, Message, ToolResult, ToolSchema
 from envfarm.core.outcome import Outcome
 from envfarm.core.rewards import RewardSettings
-from envfarm.core.sandbox import Isolation
+from envfarm.core.sandbox import Isolation, SandboxProfile
 from envfarm.core.task import Limits
 
 
 class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an environment offers. ``catalogue`` is the hash of its tools."""
+    """What an environment offers and what its slots need. ``catalogue`` is the hash of its tools."""
 
     name: str
     version: str
@@ -23,6 +23,7 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     system_prompt: str
     catalogue: str
     isolation: Isolation
+    profile: SandboxProfile = SandboxProfile()
 
 
 class TextAction(msgspec.Struct, frozen=True, kw_only=True):

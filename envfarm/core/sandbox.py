@@ -10,7 +10,12 @@ import msgspec
 
 
 class Isolation(enum.StrEnum):
-    """What stands between code that a model wrote and the machine, weakest first."""
+    """What stands between code that a model wrote and the machine.
+
+    ``none``: nothing; trusted tools only. ``bwrap``: namespaces, a system call filter, no privileges. ``gvisor``: a
+    kernel of its own in user space. ``container``, ``pod``: the host itself is in one, and each command is confined
+    again in there, so that it reaches neither its neighbours nor the host's own code.
+    """
 
     NONE = "none"
     BWRAP = "bwrap"
@@ -18,11 +23,26 @@ class Isolation(enum.StrEnum):
     CONTAINER = "container"
     POD = "pod"
 
+    def includes(self, other: Isolation) -> bool:
+        """Whether what is confined at this level is confined at ``other`` as well."""
+        return other in _INCLUDED[self]
+
+
+_INCLUDED = {
+    Isolation.NONE: {Isolation.NONE},
+    Isolation.BWRAP: {Isolation.NONE, Isolation.BWRAP},
+    Isolation.GVISOR: {Isolation.NONE, Isolation.GVISOR},
+    Isolation.CONTAINER: {Isolation.NONE, Isolation.BWRAP, Isolation.CONTAINER},
+    Isolation.POD: {Isolation.NONE, Isolation.BWRAP, Isolation.CONTAINER, Isolation.POD},
+}
+
 
 class SandboxProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Resources and isolation of one slot. ``isolation`` concerns :meth:`Sandbox.exec`; environment code is trusted.
 
-    Memory and disk are in bytes, ``cpus`` in cores, ``exec_seconds`` in seconds of wall time per call.
+    ``image``: container image whose files commands see as their root; empty: the system of the host. ``isolation`` is
+    the least level; what a host reaches may include more. Memory and disk are in bytes, ``cpus`` in cores,
+    ``exec_seconds`` in seconds of wall time per call.
     """
 
     image: str = ""
@@ -47,8 +67,63 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class FileKind(enum.StrEnum):
+    """What stands at a path."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a listing: path as a command inside would write it below the listed folder, size in bytes."""
+
+    path: str
+    kind: FileKind
+    size: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a slot as they were. Lives in the host until it is dropped; any slot of that host can restore it."""
+
+    id: str
+    files: int
+    size: int  # bytes of the files; what it takes may be less, where copies share blocks
+
+
+class SandboxProcess(Protocol):
+    """A command that goes on between calls, with its two ends. Ends at the latest with the episode."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status; ``None`` while it runs."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Feed its standard input. Raises ``ToolError`` when it has ended."""
+        ...
+
+    async def read(self, limit: int = 65_536) -> bytes:
+        """Next part of its output (standard output and errors in one), at most ``limit`` bytes; empty at its end."""
+        ...
+
+    async def kill_children(self) -> None:
+        """Kill whatever it started, wherever that hides, and leave it alone itself."""
+        ...
+
+    async def close(self) -> None:
+        """Kill it with everything it started; nothing of it is left afterwards."""
+        ...
+
+
 class Sandbox(Protocol):
-    """What environment code and toolsets see as ``self.sandbox``: isolated commands and a private workspace."""
+    """What environment code and toolsets see as ``self.sandbox``: isolated commands and private files.
+
+    Paths are those that a command inside sees: relative to its working folder, or absolute (``/workspace/…``,
+    ``/tmp/…``, and with an image any other). Links are followed as a command inside would follow them, and never lead
+    out.
+    """
 
     @property
     def isolation(self) -> Isolation:
@@ -66,12 +141,32 @@ class Sandbox(Protocol):
         """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
         ...
 
+    async def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> SandboxProcess:
+        """Start ``argv`` isolated as :meth:`exec` does and leave it running. Raises ``IsolationError``."""
+        ...
+
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the workspace (relative path; may not leave it)."""
+        """Write a file, making folders on its way. Raises ``ToolError`` that says why it cannot be."""
         ...
 
     async def read(self, path: str, limit: int = 1 << 20) -> bytes:
-        """Read at most ``limit`` bytes of a file of the workspace."""
+        """Read at most ``limit`` bytes of a file. Raises ``ToolError``."""
+        ...
+
+    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10_000) -> Sequence[FileEntry]:
+        """Entries of a folder, sorted, down to ``depth`` levels and at most ``limit``. Raises ``ToolError``."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all in it. Raises ``ToolError``."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now. Raises ``SandboxError`` when the host's room for snapshots is used up."""
+        ...
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Put the files back as they were in ``snapshot``, this slot's or another's (a fork). Ends what runs."""
         ...
 
 
@@ -94,6 +189,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     state: HostState = HostState.READY
     cause: str = ""  # why it is quarantined or gone
     isolation: Isolation = Isolation.NONE
+    image: str = ""  # whose files its commands see; empty: its own system
 
 
 class Backend(Protocol):

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from envfarm.core.sandbox import Isolation
+
 
 def host(
     host_id: Annotated[str, typer.Option("--id", help="Id that the backend knows it by.")] = "host-0",
@@ -20,9 +22,15 @@ def host(
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="File for the address, written when it serves.")] = None,
     lease: Annotated[float, typer.Option(min=0.1, help="Seconds without a gateway until it ends itself.")] = 60.0,
+    inside: Annotated[Isolation, typer.Option(help="What this host itself runs in: container, pod or none.")] = (
+        Isolation.NONE
+    ),
+    image: Annotated[str, typer.Option(help="Name of the image that commands see as their root.")] = "",
+    root: Annotated[Path | None, typer.Option(help="Folder with the files of that image.")] = None,
 ) -> None:
     """Serve environments and their tools to a gateway."""
     from sandboxes.host.server import HostSettings, run
+    from sandboxes.isolation.surroundings import Surroundings
 
     settings = HostSettings(
         id=host_id,
@@ -31,6 +39,7 @@ def host(
         environments=tuple(environment or ()),
         address_file=address_file,
         lease=lease,
+        surroundings=Surroundings(inside=inside, image=image, root=root),
     )
     status = run(settings)
     sys.stdout.flush()

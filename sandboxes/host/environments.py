@@ -12,7 +12,8 @@ from envfarm.core.errors import ConfigError, FarmError, IsolationError
 from envfarm.core.sandbox import Isolation
 from envfarm.tools.schema import catalogue_hash, schemas
 from sandboxes.host.results import exception_text
-from sandboxes.isolation.bwrap import require_bwrap
+from sandboxes.isolation.levels import reached
+from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,12 @@ class Loaded:
     ``refusal``: why no episode of it can open here (it runs code, and the isolation it asks for cannot be had).
     """
 
-    def __init__(self, name: str, cls: type[Environment]) -> None:
+    def __init__(self, name: str, cls: type[Environment], surroundings: Surroundings = MACHINE) -> None:
         self.name = name
         self.cls = cls
         self.limits = cls.limits
         tools = schemas(cls)
-        isolation, self.refusal = _reached(cls)
+        isolation, self.refusal = _reached(cls, surroundings)
         self.isolation = isolation
         self.executes = _executes(cls)
         self.has_progress = cls.progress is not Environment.progress
@@ -42,18 +43,19 @@ class Loaded:
             system_prompt=cls.system_prompt,
             catalogue=catalogue_hash(tools),
             isolation=isolation,
+            profile=cls.profile,
         )
 
 
 class Environments:
     """What a host was asked to serve. ``broken`` has one sentence per name that could not be loaded."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], surroundings: Surroundings = MACHINE) -> None:
         self._loaded: dict[str, Loaded] = {}
         self._broken: dict[str, str] = {}
         for name in dict.fromkeys(names):
             try:
-                self._loaded[name] = Loaded(name, plugins.environment(name))
+                self._loaded[name] = Loaded(name, plugins.environment(name), surroundings)
             except FarmError as error:
                 self._broken[name] = str(error)
             except BaseException as error:  # the import of user code may raise anything, SystemExit included
@@ -87,18 +89,9 @@ def _executes(cls: type[Environment]) -> bool:
     return cls.executes or any(getattr(toolset, "executes", False) for toolset in cls.toolsets)
 
 
-def _reached(cls: type[Environment]) -> tuple[Isolation, str]:
+def _reached(cls: type[Environment], surroundings: Surroundings) -> tuple[Isolation, str]:
     """The level that ``exec`` reaches, and why an environment that needs more cannot be opened."""
-    wanted = cls.profile.isolation
-    if wanted is Isolation.NONE:
-        return Isolation.NONE, ""
     try:
-        if wanted is not Isolation.BWRAP:
-            raise IsolationError(
-                f"this host isolates with bwrap; environment {cls.name!r} asks for {wanted.value}: "
-                "use a backend that offers it, or set its profile's isolation to bwrap"
-            )
-        require_bwrap()
+        return reached(cls.profile.isolation, surroundings), ""
     except IsolationError as error:
-        return Isolation.NONE, str(error) if _executes(cls) else ""
-    return Isolation.BWRAP, ""
+        return Isolation.NONE, f"environment {cls.name!r}: {error}" if _executes(cls) else ""

@@ -25,6 +25,7 @@ from sandboxes.host.service import HostServicer
 from sandboxes.host.slots import Slots
 from sandboxes.host.task_pages import TaskPages
 from sandboxes.isolation import cgroups, mounts
+from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # the loop and the code of environments take turns this often
@@ -41,6 +42,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     environments: Sequence[str]
     address_file: Path | None
     lease: float
+    surroundings: Surroundings = MACHINE
 
 
 def run(settings: HostSettings) -> int:
@@ -51,7 +53,7 @@ def run(settings: HostSettings) -> int:
     mounts.sweep()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        environments = Environments(settings.environments)
+        environments = Environments(settings.environments, settings.surroundings)
         gc.freeze()  # what is loaded now stays: no need to look through it again and again
         asyncio.run(_serve(settings, environments, ground))
     except FarmError as error:
@@ -66,7 +68,7 @@ async def _serve(settings: HostSettings, environments: Environments, ground: Pat
     for broken in environments.broken:
         log.warning("environment cannot be served: %s", broken)
     runner = Runner()
-    slots = Slots(settings.slots, ground, environments, runner)
+    slots = Slots(settings.slots, ground, environments, runner, settings.surroundings)
     servicer = HostServicer(settings.id, environments, slots, TaskPages(runner))
     server = grpc.aio.server(options=serve_options())
     host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)

@@ -33,6 +33,7 @@ from sandboxes.host.runner import Runner
 from sandboxes.host.step import EpisodeState, Step
 from sandboxes.host.work import Closing, Opening
 from sandboxes.isolation.sandbox import SlotSandbox
+from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
 
@@ -43,8 +44,9 @@ Answer = Callable[[host_pb2.SlotReply], None]
 class Slot:
     """Room for one episode. Instances and sandboxes are kept by environment and used again."""
 
-    def __init__(self, index: int, ground: Path) -> None:
+    def __init__(self, index: int, ground: Path, surroundings: Surroundings = MACHINE) -> None:
         self.index = index
+        self._surroundings = surroundings
         self._user = sandbox_user(index)
         self.workspace = Workspace(ground / f"slot-{index}", self._user)
         self.instances: dict[str, Instance] = {}
@@ -57,7 +59,9 @@ class Slot:
         found = self._sandboxes.get(loaded.name)
         if found is None:
             name = f"{self.index}-{len(self._sandboxes)}"
-            found = self._sandboxes[loaded.name] = SlotSandbox(name, self.workspace, loaded.cls.profile, self._user)
+            found = self._sandboxes[loaded.name] = SlotSandbox(
+                name, self.workspace, loaded.cls.profile, self._user, self._surroundings
+            )
         return found
 
     def close(self) -> None:
@@ -91,10 +95,17 @@ class Episode:
 class Slots:
     """All slots of a host."""
 
-    def __init__(self, count: int, ground: Path, environments: Environments, runner: Runner) -> None:
+    def __init__(
+        self,
+        count: int,
+        ground: Path,
+        environments: Environments,
+        runner: Runner,
+        surroundings: Surroundings = MACHINE,
+    ) -> None:
         self._environments = environments
         self._runner = runner
-        self._slots = [Slot(index, ground) for index in range(count)]
+        self._slots = [Slot(index, ground, surroundings) for index in range(count)]
         self._free = deque(self._slots)
         self._quarantined: list[Slot] = []
         self._episodes: dict[str, Episode] = {}

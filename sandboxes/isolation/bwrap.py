@@ -18,6 +18,7 @@ from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import mounts
 from sandboxes.isolation.user import becoming, sandbox_user
+from sandboxes.isolation.workspace import Workspace
 
 WORKSPACE = "/workspace"
 _PROBE_SECONDS = 10.0
@@ -55,7 +56,7 @@ def require_bwrap() -> str:
 def command(
     argv: Sequence[str],
     *,
-    workspace: Path,
+    workspace: Workspace,
     profile: SandboxProfile,
     env: Mapping[str, str] | None,
     user: int | None = None,
@@ -71,7 +72,7 @@ def command(
     size = str(profile.disk_bytes)
     words += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside
     words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
-    words += ["--bind", str(workspace), WORKSPACE, "--chdir", WORKSPACE]
+    words += ["--bind", str(workspace.path), WORKSPACE, "--chdir", WORKSPACE]
     words += ["--remount-ro", "/dev", "--remount-ro", "/"]
     for name, value in {**_environment(), **(env or {})}.items():
         words += ["--setenv", name, value]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envfarm.core.episode import EnvironmentInfo, Opened, StepAnswer
 from envfarm.core.messages import Diagnosis
-from envfarm.core.sandbox import Isolation
+from envfarm.core.sandbox import Isolation, SandboxProfile
 from envfarm.wire.convert.enums import DIAGNOSIS_FROM_PB, ISOLATION_FROM_PB, ISOLATION_TO_PB, outcome_from_pb
 from envfarm.wire.convert.messages import (
     assistant_from_pb,
@@ -29,6 +29,37 @@ def info_to_pb(info: EnvironmentInfo) -> types_pb2.EnvironmentInfo:
         system_prompt=info.system_prompt,
         catalogue=info.catalogue,
         isolation=ISOLATION_TO_PB[info.isolation],
+        profile=profile_to_pb(info.profile),
+    )
+
+
+def profile_to_pb(profile: SandboxProfile) -> types_pb2.SandboxProfile:
+    """Sandbox profile to protobuf."""
+    return types_pb2.SandboxProfile(
+        image=profile.image,
+        isolation=ISOLATION_TO_PB[profile.isolation],
+        cpus=profile.cpus,
+        memory_bytes=profile.memory_bytes,
+        disk_bytes=profile.disk_bytes,
+        pids=profile.pids,
+        network=profile.network,
+        exec_seconds=profile.exec_seconds,
+        output_bytes=profile.output_bytes,
+    )
+
+
+def profile_from_pb(pb: types_pb2.SandboxProfile) -> SandboxProfile:
+    """Sandbox profile from protobuf."""
+    return SandboxProfile(
+        image=pb.image,
+        isolation=ISOLATION_FROM_PB.get(pb.isolation, Isolation.BWRAP),
+        cpus=pb.cpus,
+        memory_bytes=pb.memory_bytes,
+        disk_bytes=pb.disk_bytes,
+        pids=pb.pids,
+        network=pb.network,
+        exec_seconds=pb.exec_seconds,
+        output_bytes=pb.output_bytes,
     )
 
 
@@ -44,6 +75,7 @@ def info_from_pb(pb: types_pb2.EnvironmentInfo) -> EnvironmentInfo:
         system_prompt=pb.system_prompt,
         catalogue=pb.catalogue,
         isolation=ISOLATION_FROM_PB.get(pb.isolation, Isolation.NONE),
+        profile=profile_from_pb(pb.profile) if pb.HasField("profile") else SandboxProfile(),
     )
 
 

@@ -624,6 +624,7 @@ class EnvironmentInfo(_message.Message):
     SYSTEM_PROMPT_FIELD_NUMBER: _builtins.int
     CATALOGUE_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Registered name."""
     version: _builtins.str
@@ -648,6 +649,10 @@ class EnvironmentInfo(_message.Message):
     def reward(self) -> Global___RewardSettings:
         """Its own weights."""
 
+    @_builtins.property
+    def profile(self) -> Global___SandboxProfile:
+        """What its slots need."""
+
     def __init__(
         self,
         *,
@@ -660,11 +665,66 @@ class EnvironmentInfo(_message.Message):
         system_prompt: _builtins.str = ...,
         catalogue: _builtins.str = ...,
         isolation: Global___Isolation.ValueType = ...,
+        profile: Global___SandboxProfile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "reward", b"reward"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "profile", b"profile", "reward", b"reward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalogue", b"catalogue", "description", b"description", "isolation", b"isolation", "limits", b"limits", "name", b"name", "reward", b"reward", "system_prompt", b"system_prompt", "tools", b"tools", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalogue", b"catalogue", "description", b"description", "isolation", b"isolation", "limits", b"limits", "name", b"name", "profile", b"profile", "reward", b"reward", "system_prompt", b"system_prompt", "tools", b"tools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnvironmentInfo: _TypeAlias = EnvironmentInfo  # noqa: Y015
+
+@_typing.final
+class SandboxProfile(_message.Message):
+    """Resources and isolation of one slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    ISOLATION_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_BYTES_FIELD_NUMBER: _builtins.int
+    PIDS_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    EXEC_SECONDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    """Container image whose files commands see as their root; empty: the host's own system."""
+    isolation: Global___Isolation.ValueType
+    """Least level of isolation."""
+    cpus: _builtins.float
+    """Cores, above 0."""
+    memory_bytes: _builtins.int
+    """Bytes of memory."""
+    disk_bytes: _builtins.int
+    """Bytes of files."""
+    pids: _builtins.int
+    """Processes at once."""
+    network: _builtins.bool
+    """Whether commands may use the network."""
+    exec_seconds: _builtins.float
+    """Wall seconds per call."""
+    output_bytes: _builtins.int
+    """Bytes kept of each output of a call."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+        isolation: Global___Isolation.ValueType = ...,
+        cpus: _builtins.float = ...,
+        memory_bytes: _builtins.int = ...,
+        disk_bytes: _builtins.int = ...,
+        pids: _builtins.int = ...,
+        network: _builtins.bool = ...,
+        exec_seconds: _builtins.float = ...,
+        output_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk_bytes", b"disk_bytes", "exec_seconds", b"exec_seconds", "image", b"image", "isolation", b"isolation", "memory_bytes", b"memory_bytes", "network", b"network", "output_bytes", b"output_bytes", "pids", b"pids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SandboxProfile: _TypeAlias = SandboxProfile  # noqa: Y015

@@ -1,0 +1,24 @@
+"""What a host itself is in: told by whoever made it, since a process cannot tell for sure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from envfarm.core.sandbox import Isolation
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """``inside``: ``container`` or ``pod`` when the host runs in one, or ``none``.
+
+    ``image``: name of the container image that commands see as their root, and ``root`` the folder that holds its
+    files (never written to); both empty: commands see the host's own system.
+    """
+
+    inside: Isolation = Isolation.NONE
+    image: str = ""
+    root: Path | None = None
+
+
+MACHINE = Surroundings()
