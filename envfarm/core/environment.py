@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import msgspec
 
@@ -20,6 +20,7 @@ from envfarm.core.sandbox import Sandbox, SandboxProfile
 from envfarm.core.task import Limits, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound="Toolset")
 MARK = "__envfarm_tool__"
 
 
@@ -76,13 +77,33 @@ def marked_tools(owner: object) -> dict[str, tuple[Callable[..., Any], ToolMark]
 
 
 class Toolset:
-    """Ready-made tools that several environments share. One instance per slot; ``sandbox`` is set before first use.
+    """Ready-made tools that several environments share. One instance per slot.
 
-    ``executes``: its tools run code through ``self.sandbox.exec``, so an episode opens only where that is isolated.
+    An environment declares ``toolsets = (Shell(), Files(max_lines=200))``. What stands there only says what to make:
+    called, an instance makes another of its class with the arguments it was made with, and every slot uses one of its
+    own, so that nothing is shared but those arguments, which a toolset must therefore leave as they are.
+    ``sandbox`` and ``environment`` are set before first use. ``executes``: its tools run code through
+    ``self.sandbox.exec``, so an episode opens only where that is isolated.
     """
 
     executes: ClassVar[bool] = False
     sandbox: Sandbox
+    environment: Environment
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the arguments, whatever a subclass takes."""
+        made = super().__new__(cls)
+        made._made_with = (args, kwargs)
+        return made
+
+    def __init__(self) -> None:
+        """Take no arguments; subclasses that do need not call this."""
+
+    def __call__(self) -> Self:
+        """Another instance of the same class, made with the same arguments."""
+        args, kwargs = self._made_with
+        return type(self)(*args, **kwargs)
 
     def reset(self) -> Awaitable[None] | None:
         """Forget everything of the episode before. Called ahead of the environment's own ``reset``."""
@@ -95,10 +116,10 @@ class Environment:
     """A named, versioned family of tasks. Subclass it; one instance serves one episode at a time.
 
     Class attributes: ``name`` (default: the class name in snake case), ``version``, ``profile``, ``limits``,
-    ``reward`` (weights and caps), ``system_prompt`` (put before the first message when not empty), ``toolsets`` (called
-    once per slot to make instances), ``rewards`` (name → function of the environment after a step, for measures that
-    only it can take) and ``executes`` (its own tools run code through ``self.sandbox.exec``, so an episode opens only
-    where that is isolated).
+    ``reward`` (weights and caps), ``system_prompt`` (put before the first message when not empty), ``toolsets``
+    (instances or classes; each slot gets its own, see :class:`Toolset`), ``rewards`` (name → function of the
+    environment after a step, for measures that only it can take) and ``executes`` (its own tools run code through
+    ``self.sandbox.exec``, so an episode opens only where that is isolated).
     Before ``reset``, ``sandbox`` is set, and ``seed`` to the seed that all episodes of the group share.
     """
 
@@ -114,6 +135,7 @@ class Environment:
 
     sandbox: Sandbox
     seed: int = 0
+    equipment: Sequence[Toolset] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,6 +148,24 @@ class Environment:
     def configured(cls, parameter: str) -> type[Environment]:
         """The class behind the name ``NAME/parameter``; by default an environment takes no parameter."""
         raise ConfigError(f"environment {cls.name!r} takes no parameter, got {parameter!r}; use {cls.name!r}")
+
+    def equip(self, sandbox: Sandbox) -> None:
+        """Take ``sandbox`` and make the toolsets of this object. Called once, by the host, ahead of everything else."""
+        self.sandbox = sandbox
+        self.equipment = tuple(make() for make in self.toolsets)
+        for toolset in self.equipment:
+            toolset.sandbox = sandbox
+            toolset.environment = self
+
+    def toolset(self, kind: type[T]) -> T:
+        """The toolset of class ``kind`` that this object uses, to fill it in ``reset`` or to look at it in ``verify``.
+
+        Raises :class:`ConfigError` when ``toolsets`` names none.
+        """
+        for found in self.equipment:
+            if isinstance(found, kind):
+                return found
+        raise ConfigError(f"{type(self).__name__} has no toolset {kind.__name__}; add it to its toolsets")
 
     def tasks(self, split: str) -> Iterable[Task]:
         """Tasks of ``split`` (``train``, ``validation``, ``test``), always in the same order; may be endless."""

@@ -86,7 +86,9 @@ class Environments:
 
 
 def _executes(cls: type[Environment]) -> bool:
-    return cls.executes or any(getattr(toolset, "executes", False) for toolset in cls.toolsets)
+    # A function shows only in what it makes whether that runs code; classes and instances show it themselves.
+    declared = (toolset if hasattr(toolset, "executes") else toolset() for toolset in cls.toolsets)
+    return cls.executes or any(toolset.executes for toolset in declared)
 
 
 def _reached(cls: type[Environment], surroundings: Surroundings) -> tuple[Isolation, str]:

@@ -31,10 +31,8 @@ class Instance:
         self.loaded = loaded
         self.sandbox = sandbox
         self.environment = loaded.cls()
-        self.environment.sandbox = sandbox
-        self.toolsets = [make() for make in loaded.cls.toolsets]
-        for toolset in self.toolsets:
-            toolset.sandbox = sandbox
+        self.environment.equip(sandbox)
+        self.toolsets = self.environment.equipment
         self.tools: dict[str, tuple[Callable[..., Any], ToolMark]] = functions(self.environment, self.toolsets)
 
 
