@@ -6,22 +6,20 @@ Hosts do not die with the gateway: a new one adopts them, and one that no gatewa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import grpc.aio
 import msgspec
 import psutil
 
 from envfarm.core.errors import IsolationError, SandboxError
 from envfarm.core.ids import new_id
 from envfarm.core.sandbox import Host, HostState, Isolation, SandboxProfile
-from envfarm.wire.channel import connect
-from envfarm.wire.v1 import host_pb2, host_pb2_grpc
+from sandboxes.hosting.changes import Changes
+from sandboxes.hosting.contact import announced, answers
 from sandboxes.isolation import cgroups, mounts
 from sandboxes.isolation.bwrap import require_bwrap
 from sandboxes.local.process import HostProcess, last_lines
@@ -30,9 +28,6 @@ from sandboxes.local.record import HostFolder, HostRecord
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 60.0
 READY_SECONDS = 60.0
-ANSWER_SECONDS = 5.0
-_POLL_SECONDS = 0.01
-_WATCH_QUEUE = 1024
 
 
 class _Entry:
@@ -67,7 +62,7 @@ class LocalBackend:
         self._lease = lease
         self._entries: dict[str, _Entry] = {}
         self._starting = 0
-        self._watchers: set[asyncio.Queue[Host]] = set()
+        self._changes = Changes()
         self._adopted = False
         self._isolation = Isolation.NONE  # found out with the adoption
         self._lock = asyncio.Lock()
@@ -102,15 +97,9 @@ class LocalBackend:
         await self._adopt()
         return [entry.host for entry in self._entries.values()]
 
-    async def watch(self) -> AsyncIterator[Host]:
+    def watch(self) -> AsyncIterator[Host]:
         """Every change of a host's state, from now on."""
-        queue: asyncio.Queue[Host] = asyncio.Queue(_WATCH_QUEUE)
-        self._watchers.add(queue)
-        try:
-            while True:
-                yield await queue.get()
-        finally:
-            self._watchers.discard(queue)
+        return self._changes.watch()
 
     async def close(self, *, keep_hosts: bool = False) -> None:
         """End every host, or (``keep_hosts``) stop watching them. Raises when a process stays."""
@@ -181,16 +170,11 @@ class LocalBackend:
         file = self._folder.address_file(entry.record.id)
         log_file = self._folder.log(entry.record.id)
         try:
-            async with asyncio.timeout(READY_SECONDS):
-                while not await asyncio.to_thread(file.exists):
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_POLL_SECONDS):
-                            await entry.process.ended.wait()
-                    if entry.process.ended.is_set():
-                        tail = await asyncio.to_thread(last_lines, log_file)
-                        raise SandboxError(
-                            f"host {entry.record.id} did not start: {entry.process.status}; {log_file} ends:\n  {tail}"
-                        )
+            if not await announced(file, entry.process.ended, READY_SECONDS):
+                tail = await asyncio.to_thread(last_lines, log_file)
+                raise SandboxError(
+                    f"host {entry.record.id} did not start: {entry.process.status}; {log_file} ends:\n  {tail}"
+                )
         except TimeoutError:
             raise SandboxError(
                 f"host {entry.record.id} does not serve after {READY_SECONDS:g} s; see {log_file}"
@@ -215,7 +199,7 @@ class LocalBackend:
             return
         entry = self._take(record, HostProcess(record.pid), HostState.READY)
         fits = record.environments == self._environments and record.slots == self._slots
-        if not fits or len(self._entries) > self._max_hosts or not await _answers(record):
+        if not fits or len(self._entries) > self._max_hosts or not await answers(record.address, record.id):
             await self._end(entry, "left by an earlier gateway and of no use to this one")
             return
         log.info("host %s (process %d) was adopted", record.id, record.pid)
@@ -226,7 +210,7 @@ class LocalBackend:
         host = Host(id=record.id, address=record.address, slots=record.slots, state=state, isolation=self._isolation)
         entry = self._entries[record.id] = _Entry(record, process, host)
         entry.watcher = asyncio.create_task(self._watch_end(entry), name=f"watch {record.id}")
-        self._tell(host)
+        self._changes.tell(host)
         return entry
 
     async def _watch_end(self, entry: _Entry) -> None:
@@ -255,14 +239,8 @@ class LocalBackend:
 
     def _change(self, entry: _Entry, state: HostState, cause: str) -> Host:
         entry.host = msgspec.structs.replace(entry.host, state=state, cause=cause)
-        self._tell(entry.host)
+        self._changes.tell(entry.host)
         return entry.host
-
-    def _tell(self, host: Host) -> None:
-        for queue in self._watchers:
-            if queue.full():
-                queue.get_nowait()  # a watcher that does not read sees the latest changes, not all
-            queue.put_nowait(host)
 
 
 def _sweep() -> None:
@@ -277,16 +255,3 @@ def _isolation() -> Isolation:
     except IsolationError:
         return Isolation.NONE
     return Isolation.BWRAP
-
-
-async def _answers(record: HostRecord) -> bool:
-    channel = connect(record.address)
-    try:
-        stub = host_pb2_grpc.HostServiceStub(channel)
-        response = await stub.Inspect(host_pb2.InspectRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True)
-    except grpc.aio.AioRpcError:
-        return False
-    else:
-        return bool(response.host_id == record.id)
-    finally:
-        await channel.close()

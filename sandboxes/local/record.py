@@ -6,17 +6,14 @@ A process is named by its id *and* its start time: ids are used again.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from envfarm.core.errors import SandboxError
-
-SOCKET_BYTES = 107  # sun_path of unix(7), without the closing zero
+from sandboxes.hosting.sockets import socket_path
 
 
 class HostRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,11 +63,8 @@ class HostFolder:
 
     def socket(self, host_id: str) -> tuple[str, str]:
         """Path of the socket, and the folder made for it when the usual path is too long (else empty)."""
-        path = self.path.resolve() / f"{host_id}.sock"
-        if len(os.fsencode(path)) <= SOCKET_BYTES:
-            return str(path), ""
-        folder = tempfile.mkdtemp(prefix="envfarm-", dir="/tmp")
-        return f"{folder}/sock", folder
+        path, folder = socket_path(self.path.resolve() / f"{host_id}.sock")
+        return str(path), folder
 
     def write(self, record: HostRecord) -> None:
         """Store ``record`` atomically."""
