@@ -103,8 +103,6 @@ def refused(architecture: Architecture) -> dict[str, int]:
     """Calls that are refused whatever their arguments, by name."""
     column = architecture.column
     return {name: number for name, numbers in _REFUSED.items() if (number := numbers[column]) is not None}
-        name: numbers[architecture.column] or 0 for name, numbers in _REFUSED.items() if numbers[architecture.column]
-    }
 
 
 def filter_program(architecture: Architecture, *, memory_counted: bool) -> tuple[Instruction, ...]:
