@@ -56,8 +56,9 @@ class Text:
             )
         if not self.content:
             return Text(text, crlf=self._crlf)
-        end = "\n" if self.content.endswith("\n") else ""
-        return Text("\n".join([*lines[:after], *(_lines(text) or [""]), *lines[after:]]) + end, crlf=self._crlf)
+        lines[after:after] = _lines(text) or [""]
+        ended = self.content.endswith("\n") or not lines[-1]  # without its end a blank last line is none
+        return Text("\n".join(lines) + ("\n" if ended else ""), crlf=self._crlf)
 
     def line_of(self, position: int) -> int:
         """Number of the line that holds the character at ``position``, from 1."""
