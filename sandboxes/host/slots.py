@@ -48,7 +48,7 @@ class Slot:
         self.index = index
         self._surroundings = surroundings
         self._user = sandbox_user(index)
-        self.workspace = Workspace(ground / f"slot-{index}", self._user)
+        self.workspace = Workspace(ground / f"slot-{index}", self._user, surroundings)
         self.instances: dict[str, Instance] = {}
         self._sandboxes: dict[str, SlotSandbox] = {}
         self.cause = ""  # of its quarantine

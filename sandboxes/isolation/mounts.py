@@ -21,7 +21,7 @@ import psutil
 
 _PREFIX = "envfarm-host-"
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
-_NOSUID, _NODEV, _RDONLY, _REMOUNT, _BIND, _REC, _SLAVE = 2, 4, 1, 32, 4096, 16384, 1 << 19
+_NOSUID, _NODEV, _RDONLY, _REMOUNT, _BIND, _MOVE, _REC, _SLAVE = 2, 4, 1, 32, 4096, 8192, 16384, 1 << 19
 _DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _private = False
@@ -118,10 +118,33 @@ def leave_ground(ground: Path) -> None:
             folder.rmdir()
 
 
-def tmpfs(path: Path, size: int, *, mode: int = 0o700, owner: int = 0) -> bool:
+def tmpfs(path: Path, size: int, *, mode: int = 0o700, owner: int = 0, group: int | None = None) -> bool:
     """Mount an empty tmpfs of at most ``size`` bytes, one file per 4 KiB, on ``path``."""
-    options = f"size={size},mode={mode:o},uid={owner},gid={owner},nr_inodes={max(1024, size // 4096)}"
+    gid = owner if group is None else group
+    options = f"size={size},mode={mode:o},uid={owner},gid={gid},nr_inodes={max(1024, size // 4096)}"
     return bool(_libc.mount(b"envfarm", bytes(path), b"tmpfs", _NOSUID | _NODEV, options.encode()) == 0)
+
+
+def overlay(lower: Path, upper: Path, work: Path, target: Path) -> str:
+    """Show ``lower`` at ``target``, with what is changed there kept in ``upper``. Returns why not, or nothing.
+
+    Marks go into ``user.*`` attributes, the only ones that may be written in a user namespace; a tmpfs keeps them
+    since Linux 6.6, so that elsewhere the usual attributes are tried as well.
+    """
+    options = f"lowerdir={_escaped(lower)},upperdir={_escaped(upper)},workdir={_escaped(work)}"
+    for more in (",userxattr", ",redirect_dir=off,metacopy=off,index=off"):
+        if _libc.mount(b"envfarm", bytes(target), b"overlay", _NOSUID | _NODEV, (options + more).encode()) == 0:
+            return ""
+    return os.strerror(ctypes.get_errno())
+
+
+def _escaped(path: Path) -> str:
+    return "".join(f"\\{c}" if c in ":,\\" else c for c in str(path))
+
+
+def move(source: Path, target: Path) -> bool:
+    """Move a mount, with the mounts in it, to another folder; what looks on from inside sees no moment without it."""
+    return bool(_libc.mount(bytes(source), bytes(target), None, _MOVE, None) == 0)
 
 
 def bind_read_only(source: Path, target: Path) -> bool:

@@ -158,4 +158,4 @@ def _say_once(controls: frozenset[str]) -> None:
 def slot_sandbox(ground: Path, slot: int, profile: SandboxProfile, surroundings: Surroundings = MACHINE) -> SlotSandbox:
     """The sandbox of one slot on its own, with its workspace in ``ground`` (:func:`mounts.own_ground`)."""
     user = sandbox_user(slot)
-    return SlotSandbox(f"{slot}-0", Workspace(ground / f"slot-{slot}", user), profile, user, surroundings)
+    return SlotSandbox(f"{slot}-0", Workspace(ground / f"slot-{slot}", user, surroundings), profile, user, surroundings)

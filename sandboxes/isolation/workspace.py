@@ -1,69 +1,96 @@
-"""The private folder of one slot, and files in it that model-written code may have tampered with.
+"""The files of one slot as its commands see them: /workspace, /tmp and, with an image, everything else.
 
-Where this process may mount (see :mod:`sandboxes.isolation.mounts`), a workspace is a tmpfs of the profile's size that
-is thrown away whole. Elsewhere it is a plain folder, bounded by rlimit and by watching.
+Where they lie, and what bounds them, is :mod:`sandboxes.isolation.area`'s matter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from envfarm.core.errors import SandboxError, ToolError
-from sandboxes.isolation import mounts
+from envfarm.core.errors import ToolError
+from sandboxes.isolation.area import Area
+from sandboxes.isolation.surroundings import MACHINE, Surroundings
+
+WORKSPACE = "/workspace"
 
 
 class Workspace:
-    """A folder with at most ``disk_bytes`` in it. Paths given to it are relative and never followed through links."""
+    """Folders with at most ``disk_bytes`` in all of them. ``folder`` is the slot's own, on the host.
 
-    def __init__(self, path: Path, owner: int | None = None) -> None:
-        self.path = path
+    Commands see :attr:`path` as /workspace, :attr:`tmp` as /tmp and :attr:`root`, if any, as /. The three are separate
+    folders: bind each. Attributes are final once :meth:`prepare` has returned.
+    """
+
+    def __init__(self, folder: Path, owner: int | None = None, surroundings: Surroundings = MACHINE) -> None:
+        self._folder = folder
         self._owner = owner  # of the files; none: whoever this process is
-        self._mounted_bytes = 0
-        self._used = False
+        self._surroundings = surroundings
+        self._area: Area | None = None
+
+    @property
+    def path(self) -> Path:
+        """What commands see as /workspace."""
+        return self._folder / "workspace"
+
+    @property
+    def tmp(self) -> Path:
+        """What commands see as /tmp."""
+        return self._folder / "tmp"
+
+    @property
+    def root(self) -> Path | None:
+        """What commands see as /; ``None`` without an image. With :attr:`layered` it can be written to.
+
+        Then it has the folders dev, proc, sys, tmp and workspace as places for mounts. Without, it is the image's own
+        folder, may lack them, and must be bound read-only.
+        """
+        return self._folder / "root" if self.layered else self._surroundings.root
+
+    @property
+    def layered(self) -> bool:
+        """Whether changes to the image's files are kept in a layer of the slot's own."""
+        return self._area is not None and "root" in self._area.layers
+
+    @property
+    def workdir(self) -> str:
+        """Folder, as seen inside, in which commands start: the image's, where that can be written to."""
+        return (self._surroundings.workdir if self.layered else "") or WORKSPACE
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables that the image gives to commands."""
+        return self._surroundings.env
 
     @property
     def bounded(self) -> bool:
         """Whether the kernel bounds the bytes in it."""
-        return self._mounted_bytes > 0
+        return self._area is not None and self._area.mounted_bytes > 0
 
     def prepare(self, disk_bytes: int) -> None:
-        """Make the empty folder, with that much room; keeps what is there when nothing has to change."""
-        if self._used and (self._mounted_bytes == disk_bytes or not self._mounted_bytes):
+        """Make the empty folders, with that much room; keeps what is there when nothing has to change."""
+        area = self._area
+        if area is not None and (area.mounted_bytes == disk_bytes or not area.mounted_bytes):
             return
         self.empty()
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if mounts.private() and mounts.tmpfs(
-            self.path, disk_bytes, owner=os.geteuid() if self._owner is None else self._owner
-        ):
-            self._mounted_bytes = disk_bytes
-        elif self._owner is not None:
-            os.chown(self.path, self._owner, self._owner)
-        self._used = True
+        area = Area(self._folder, self._owner, self._surroundings.root)
+        area.make(disk_bytes)
+        area.mount_layers()
+        self._area = area
 
     def empty(self) -> None:
         """Remove everything. Raises :class:`SandboxError` when something stays."""
-        if not self._used:
-            return
-        if self._mounted_bytes:
-            if not mounts.unmount(self.path):
-                raise SandboxError(f"workspace {self.path} cannot be unmounted")
-            self._mounted_bytes = 0
-        else:
-            try:
-                _remove_inside(self.path)
-            except OSError as error:
-                raise SandboxError(f"workspace {self.path} cannot be emptied: {error}") from error
-        self._used = False
+        if self._area is not None:
+            self._area.throw_away()
+            self._area = None
 
     def usage(self) -> int:
         """Bytes in it now, as far as they can be counted."""
         total = 0
-        for folder, _, names in os.walk(self.path):
+        for folder, _, names in os.walk(self._folder):
             for name in names:
                 with contextlib.suppress(OSError):
                     total += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118 - a hot loop
@@ -133,12 +160,3 @@ def _parts(name: str) -> tuple[str, ...]:
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts or not path.parts:
         raise ToolError(f"{name!r}: give a path inside the workspace, relative and without '..'")
     return path.parts
-
-
-def _remove_inside(folder: Path) -> None:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)  # noqa: PTH101 - model code may have taken our leave away
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)  # noqa: PTH108 - as above, without a Path per file
