@@ -13,8 +13,10 @@ from envfarm.core.sandbox import Isolation
 
 
 def host(
-    host_id: Annotated[str, typer.Option("--id", help="Id that the backend knows it by.")] = "host-0",
-    listen: Annotated[str, typer.Option(help="unix:/path or HOST:PORT (port 0: any).")] = "127.0.0.1:0",
+    host_id: Annotated[str, typer.Option("--id", help="Id that the backend knows it by. Default: a fresh one.")] = "",
+    listen: Annotated[str, typer.Option(help="unix:/path (with {id} for the id) or HOST:PORT (port 0: any).")] = (
+        "127.0.0.1:0"
+    ),
     slots: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
     environment: Annotated[
         list[str] | None,
@@ -29,12 +31,14 @@ def host(
     root: Annotated[Path | None, typer.Option(help="Folder with the files of that image.")] = None,
 ) -> None:
     """Serve environments and their tools to a gateway."""
+    from envfarm.core.ids import new_id
     from sandboxes.host.server import HostSettings, run
     from sandboxes.isolation.surroundings import Surroundings
 
+    host_id = host_id or new_id("host")
     settings = HostSettings(
         id=host_id,
-        listen=listen,
+        listen=listen.replace("{id}", host_id),
         slots=slots,
         environments=tuple(environment or ()),
         address_file=address_file,

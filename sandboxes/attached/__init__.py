@@ -1,0 +1,1 @@
+"""Hosts that somebody else starts, found in a shared folder."""
