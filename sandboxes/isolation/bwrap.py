@@ -1,6 +1,8 @@
-"""The command line of bubblewrap: every namespace unshared, read-only system, private /tmp, no network, no privileges.
+"""The command line of bubblewrap: every namespace unshared, private /tmp, no network, no privileges, calls filtered.
 
-Sources: bubblewrap's manual; what is bound is what a dynamically linked program and the running Python need.
+A command sees either this machine's system, read-only and as much of it as a dynamically linked program and the running
+Python need, or the files of an image as its root. Nothing is asked of an image: process 1 is bubblewrap's own, which
+takes in orphans, and bounds are set from outside (:mod:`sandboxes.isolation.gate`). Source: bubblewrap's manual.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from pathlib import Path
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import mounts
+from sandboxes.isolation.seccomp import open_filter
 from sandboxes.isolation.user import becoming, sandbox_user
-from sandboxes.isolation.workspace import Workspace
+from sandboxes.isolation.workspace import WORKSPACE, Workspace
 
-WORKSPACE = "/workspace"
 _PROBE_SECONDS = 10.0
 _INSTALL = "install it with: apt-get install bubblewrap"
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
+_IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ETC_NETWORK = ("hosts", "nsswitch.conf", "resolv.conf", "services", "ssl")
+_OURS = {"/proc", "/dev", "/sys", "/tmp", WORKSPACE}  # noqa: S108 - inside
 _INNER_USER = 65534
 
 
@@ -38,11 +43,31 @@ def require_bwrap() -> str:
     path = shutil.which("bwrap")
     if path is None:
         raise IsolationError(f"model-written code runs only under bubblewrap, and bwrap is not on PATH; {_INSTALL}")
-    argv = [*becoming(sandbox_user(0)), path, *_fixed(path, network=False), "--", "/bin/sh", "-c", "exit 0"]
+    calls = open_filter(memory_counted=True)
+    argv = [
+        *becoming(sandbox_user(0)),
+        path,
+        *_fixed(path),
+        *_system(network=False),
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+    ]
+    argv += ["--seccomp", str(calls), "--", "/bin/sh", "-c", "exit 0"]
     try:
-        probe = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 - ours
+        probe = subprocess.run(  # noqa: S603 - ours
+            argv,
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[calls],
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise IsolationError(f"{path} does not work here: {error}; {_INSTALL}") from error
+    finally:
+        os.close(calls)
     if probe.returncode != 0:
         said = probe.stderr.decode(errors="replace").strip() or f"status {probe.returncode}"
         raise IsolationError(
@@ -59,27 +84,34 @@ def command(
     workspace: Workspace,
     profile: SandboxProfile,
     env: Mapping[str, str] | None,
+    workdir: str | None = None,
     user: int | None = None,
-    before: str = "",
     gate: Sequence[str] = (),
 ) -> list[str]:
-    """``argv`` wrapped: what to start on the host, as ``user`` when given. ``before``: shell code to run first, inside.
-
-    A shell is process 1 in there: it takes in orphans, and signals keep their meaning for ``argv``.
-    """
+    """``argv`` wrapped: what to start on the host, as ``user`` when given; ``gate``: options that hold it first."""
     path = require_bwrap()
-    words = [*becoming(user), path, *gate, *_fixed(path, network=profile.network)]
-    size = str(profile.disk_bytes)
-    words += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108 - inside
-    words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
-    words += ["--bind", str(workspace.path), WORKSPACE, "--chdir", WORKSPACE]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/"]
-    for name, value in {**_environment(), **(env or {})}.items():
+    words = [*becoming(user), path, *gate, *_fixed(path), *(["--share-net"] if profile.network else [])]
+    if workspace.root is None:
+        words += _system(network=profile.network)
+    else:
+        words += ["--bind", str(workspace.root), "/"] if workspace.layered else _image(workspace.root)
+    words += ["--proc", "/proc", "--dev", "/dev"]
+    words += ["--size", str(profile.disk_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108 - inside
+    words += ["--bind", str(workspace.tmp), "/tmp"]  # noqa: S108 - inside
+    if workspace.root is None:
+        words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
+    words += ["--bind", str(workspace.path), WORKSPACE]
+    if not workspace.layered:
+        words += ["--remount-ro", "/"]
+    words += ["--chdir", workdir or workspace.workdir]
+    for name, value in {**_environment(workspace), **(env or {})}.items():
         words += ["--setenv", name, value]
-    return [*words, "--", "/bin/sh", "-c", f'{before}"$@"; exit $?', "sh", *argv]
+    return [*words, "--", *argv]
 
 
-def _environment() -> dict[str, str]:
+def _environment(workspace: Workspace) -> dict[str, str]:
+    if workspace.root is not None:
+        return {"PATH": _IMAGE_PATH, "LANG": "C.UTF-8", **workspace.env, "HOME": WORKSPACE, "TMPDIR": "/tmp"}  # noqa: S108 - inside
     return {
         "PATH": f"{Path(python()).parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": WORKSPACE,
@@ -90,6 +122,20 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _image(root: Path) -> list[str]:
+    """An image's files, read-only. Entry by entry, since it may lack the folders that the rest is mounted on."""
+    words: list[str] = []
+    for entry in sorted(root.iterdir()):
+        target = f"/{entry.name}"
+        if target in _OURS:
+            continue
+        if entry.is_symlink():
+            words += ["--symlink", os.readlink(entry), target]  # noqa: PTH115 - the text, not a path
+        else:
+            words += ["--ro-bind", str(entry), target]
+    return words
+
+
 @cache
 def _features(path: str) -> str:
     shown = subprocess.run([path, "--help"], capture_output=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603 - ours
@@ -97,28 +143,31 @@ def _features(path: str) -> str:
 
 
 @cache
-def _fixed(path: str, *, network: bool) -> tuple[str, ...]:
-    """All but the interpreter, the workspace, sizes and variables."""
-    # As process 1, so that bubblewrap itself waits for the end of the namespace: nothing of it outlives the command.
-    words = ["--unshare-all", "--unshare-user", "--as-pid-1", "--die-with-parent", "--new-session"]
+def _fixed(path: str) -> tuple[str, ...]:
+    """What is the same for every command: namespaces, privileges, who one is inside."""
+    words = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     words += ["--cap-drop", "ALL", "--clearenv"]
     words += ["--uid", str(_INNER_USER), "--gid", str(_INNER_USER), "--hostname", "sandbox"]
     if "--disable-userns" in _features(path):
         words.append("--disable-userns")
-    if network:
-        words += ["--share-net"]
-    words += ["--ro-bind", "/usr", "/usr"]
+    return tuple(words)
+
+
+@cache
+def _system(*, network: bool) -> tuple[str, ...]:
+    """This machine's programs and libraries, read-only."""
+    words = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         folder = Path("/", name)
         if folder.is_symlink():
             words += ["--symlink", os.readlink(folder), str(folder)]  # noqa: PTH115 - the text, not a path
         elif folder.is_dir():
             words += ["--ro-bind", str(folder), str(folder)]
-    for name in _ETC:
+    for name in (*_ETC, *(_ETC_NETWORK if network else ())):
         file = Path("/etc", name)
         if file.exists():
             words += ["--ro-bind", str(file), str(file)]
-    return (*words, "--proc", "/proc", "--dev", "/dev")
+    return tuple(words)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The command line of an isolated command: a shell that takes the bounds upon itself and becomes what confines it.
+"""What to start on the host for one isolated command: a shell that bounds itself and becomes what confines it.
 
 Cheaper than to fork this process and bound its child from here.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation import bwrap
 from sandboxes.isolation.gate import Gate
+from sandboxes.isolation.limits import bound_processes_of_user, bounds
 from sandboxes.isolation.workspace import Workspace
 
 EPISODE_SECONDS = 86_400.0  # of processor time for what goes on between calls; its episode's end bounds it
@@ -26,7 +27,8 @@ def command_line(
     seconds: float = EPISODE_SECONDS,
     gate: Gate | None = None,
 ) -> list[str]:
-    """What to start on the host. ``controls``: what control groups bound already; the rest falls to rlimits."""
+    """``argv`` confined as the profile asks. ``controls``: what control groups bound; ``gate``: holds it first."""
+    before = bounds(profile, seconds)
     if profile.isolation is Isolation.NONE:
         inner = ["/usr/bin/env", *(f"{k}={v}" for k, v in (env or {}).items()), *argv]
     else:
@@ -36,28 +38,8 @@ def command_line(
             profile=profile,
             env=env,
             user=user,
-            before=_bounds_inside(profile, controls),
             gate=gate.words if gate is not None else (),
         )
-    return ["/bin/sh", "-c", _bounds(profile, controls, seconds) + 'exec "$@"', "sh", *inner]
-
-
-def _bounds_inside(profile: SandboxProfile, controls: frozenset[str]) -> str:
-    if "pids" in controls:
-        return ""
-    # Inside the user namespace, where the kernel counts only the sandbox's own processes.
-    return f"ulimit -p {profile.pids} 2>/dev/null || ulimit -u {profile.pids}; "
-
-
-def _bounds(profile: SandboxProfile, controls: frozenset[str], seconds: float) -> str:
-    memory = profile.memory_bytes // 1024
-    lines = [
-        "ulimit -c 0",
-        "ulimit -n 256",
-        f"ulimit -t {int(seconds * max(1.0, profile.cpus)) + 1}",
-        f"ulimit -f {max(1, profile.disk_bytes // 512)}",
-        f"ulimit -d {memory}",
-    ]
-    if "memory" not in controls:
-        lines.append(f"ulimit -v {memory}")
-    return " && ".join(lines) + " && "
+        if user is not None and "pids" not in controls:
+            before += bound_processes_of_user(profile.pids)
+    return ["/bin/sh", "-c", f'{before}exec "$@"', "sh", *inner]

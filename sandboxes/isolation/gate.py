@@ -1,7 +1,8 @@
-"""Holds a command at its start until it is in its control groups.
+"""Holds a command at its start until it is in its control groups, and knows when the last of its processes is gone.
 
-Joining a group waits for other processors (an RCU grace period, milliseconds on a busy machine); done from outside, it
-takes place while bubblewrap builds the namespaces. Nothing of the command runs before: bubblewrap itself waits.
+Joining a control group waits for other processors (an RCU grace period, milliseconds on a busy machine); done from
+outside, it takes place while bubblewrap builds the namespaces. Nothing of the command runs before: bubblewrap itself
+waits.
 """
 
 from __future__ import annotations
@@ -9,61 +10,135 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from envfarm.core.errors import SandboxError
+from sandboxes.isolation.limits import bound_processes_below
+from sandboxes.isolation.seccomp import open_filter
+
+_EMPTY_SECONDS = 2.0
+
+
+class _Said(msgspec.Struct, rename="kebab"):
+    """One line of what bubblewrap tells."""
+
+    child_pid: int | None = None
+    exit_code: int | None = None
 
 
 class Gate:
-    """Two pipes to bubblewrap: it tells the process that will become the command, and waits for a byte."""
+    """What bubblewrap inherits: a pipe to tell us things, one to wait for our byte, and the system call filter.
 
-    def __init__(self, join_files: Sequence[str]) -> None:
+    ``join_files``: of the control groups to join; ``processes``: how many it may have, if nothing else bounds it.
+    """
+
+    def __init__(self, join_files: Sequence[str], *, processes: int | None, memory_counted: bool) -> None:
         self._join_files = join_files
+        self._processes = processes
+        self._filter = open_filter(memory_counted=memory_counted)
         self._told, self._tell = os.pipe()
         self._wait, self._go = os.pipe()
+        self._said = b""
+        self._lock = threading.Lock()  # a thread that opens it may outlive the wait for it
+        self._first: int | None = None  # pidfd of the namespace's first process
+        self.pid: int | None = None
+        """The namespace's first process, seen from here; all others are its descendants."""
 
     @property
     def words(self) -> list[str]:
         """Options for bubblewrap."""
-        return ["--info-fd", str(self._tell), "--block-fd", str(self._wait)]
+        return ["--json-status-fd", str(self._tell), "--block-fd", str(self._wait), "--seccomp", str(self._filter)]
 
     @property
-    def child_fds(self) -> tuple[int, int]:
+    def child_fds(self) -> tuple[int, ...]:
         """Descriptors that bubblewrap must inherit."""
-        return self._tell, self._wait
+        return self._tell, self._wait, self._filter
 
     def started(self) -> None:
         """The child has its ends (or will never be): close ours of them."""
-        os.close(self._tell)
-        os.close(self._wait)
+        for fd in self.child_fds:
+            os.close(fd)
 
     def drop(self) -> None:
-        """There is no child: close the other ends too."""
-        os.close(self._told)
-        os.close(self._go)
+        """Close what is ours. Once: when there is no child, or when all is over."""
+        with self._lock:
+            for fd in (self._told, self._go, self._first):
+                if fd is not None and fd >= 0:
+                    os.close(fd)
+            self._told = self._go = -1
+            self._first = None
 
     async def open(self) -> None:
-        """Put the command into its groups and let it go. Raises :class:`SandboxError`; then it never runs."""
-        await asyncio.to_thread(self._open)
+        """Put the bounds on the command and let it go. Raises :class:`SandboxError`; then it never runs."""
+        await asyncio.to_thread(self._locked_open)
+
+    def _locked_open(self) -> None:
+        with self._lock:
+            if self._told >= 0:
+                self._open()
 
     def _open(self) -> None:
+        while b"\n" not in self._said:
+            part = os.read(self._told, 4096)
+            if not part:
+                return  # bubblewrap ended; its status and its words say why
+            self._said += part
+        said = msgspec.json.decode(self._said.partition(b"\n")[0], type=_Said)
+        if said.child_pid is None:
+            raise SandboxError(
+                "bubblewrap does not tell the process that it started; it is too old: install 0.6 or later"
+            )
+        self.pid = said.child_pid
         try:
-            said = b""
-            while not said.rstrip().endswith(b"}"):
-                part = os.read(self._told, 4096)
-                if not part:
-                    return  # it failed to start, and its exit status tells
-                said += part
-            child = str(msgspec.json.decode(said)["child-pid"])
-            for file in self._join_files:
-                with contextlib.suppress(ProcessLookupError):
-                    Path(file).write_text(child)
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._go, b"x")
-        except (OSError, msgspec.DecodeError, KeyError) as error:
-            raise SandboxError(f"a command could not be put into its control groups: {error}") from error
+            self._first = os.pidfd_open(self.pid)
+            self._confine(self.pid)
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            # First kill, then let go: a pipe that closes opens the gate.
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            raise SandboxError(f"a command could not be confined: {error}") from error
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._go, b"x")
+
+    def _confine(self, pid: int) -> None:
+        for file in self._join_files:
+            Path(file).write_text(str(pid))
+        if self._processes is not None:
+            bound_processes_below(pid, self._processes)
+
+    def executed(self) -> bool:
+        """Whether the command itself was started; to be asked when bubblewrap has ended by itself."""
+        os.set_blocking(self._told, False)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._told, 4096):
+                self._said += part
+        return any(msgspec.json.decode(line, type=_Said).exit_code is not None for line in self._said.splitlines())
+
+    async def emptied(self) -> None:
+        """Wait until no process of the command is left. Raises :class:`SandboxError` when some stay."""
+        if self._first is None:
+            return
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(self._first, gone.set)
+        try:
+            async with asyncio.timeout(_EMPTY_SECONDS):
+                await gone.wait()
+        except TimeoutError:
+            raise SandboxError(f"processes of a command outlive it by {_EMPTY_SECONDS:.0f} s") from None
         finally:
-            self.drop()
+            loop.remove_reader(self._first)
+        _bury(self._first)
+
+
+def _bury(pidfd: int) -> None:
+    """What bubblewrap left behind is ours to bury only where this is the first process of its machine or container."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)

@@ -16,30 +16,37 @@ from sandboxes.isolation.output import HeadTail
 
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16
-_DISK_WATCH_SECONDS = 0.03
+_WATCH_SECONDS = 0.03
 _KILL_SECONDS = 2.0
+_BWRAP_FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 1, 126, 127  # the last two as a shell has them
 
 
 class Run:
-    """A started command. ``namespace``: bubblewrap confines it, and ends with its first process."""
+    """A started command. ``gate``: of bubblewrap, when that confines it; closed when the command is gone."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output_bytes: int, *, namespace: bool) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output_bytes: int, gate: Gate | None) -> None:
         self._process = process
-        self._gently = namespace
+        self._gate = gate
+        self._executed = True
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
         self._flood = FLOOD_FACTOR * output_bytes
 
-    async def finish(self, stdin: bytes, seconds: float, gate: Gate | None, too_big: Callable[[], bool] | None) -> bool:
-        """Let it go and wait for its end; returns whether it had to be ended at its time limit."""
+    async def finish(self, stdin: bytes, seconds: float, excess: Callable[[], bool] | None) -> bool:
+        """Let it go and wait for its end; returns whether it had to be ended at its time limit.
+
+        ``excess``: asked again and again, in a thread, whether it takes more than its share; then it is killed.
+        """
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
-                if gate is not None:
-                    tasks.create_task(gate.open())
+                if self._gate is not None:
+                    tasks.create_task(self._gate.open())
                 tasks.create_task(self._feed(stdin))
                 for stream, output in zip((self._process.stdout, self._process.stderr), self._outputs, strict=True):
                     tasks.create_task(self._drain(stream, output))
-                watch = tasks.create_task(self._watch_disk(too_big)) if too_big is not None else None
+                watch = tasks.create_task(self._watch(excess)) if excess is not None else None
                 await self._process.wait()
+                if self._gate is not None:
+                    self._executed = self._gate.executed()
                 if watch is not None:
                     watch.cancel()
         except TimeoutError:
@@ -68,16 +75,16 @@ class Run:
             if output.total > self._flood:
                 self._signal()
 
-    async def _watch_disk(self, too_big: Callable[[], bool]) -> None:
+    async def _watch(self, excess: Callable[[], bool]) -> None:
         while True:
-            await asyncio.sleep(_DISK_WATCH_SECONDS)
-            if await asyncio.to_thread(too_big):
+            await asyncio.sleep(_WATCH_SECONDS)
+            if await asyncio.to_thread(excess):
                 self._signal()
                 return
 
     def _signal(self) -> None:
         """Kill bubblewrap's child, process 1 of the namespace, so that bubblewrap can wait for the end of all of it."""
-        inside = _children(self._process.pid) if self._gently else []
+        inside = _children(self._process.pid) if self._gate is not None else []
         for pid in inside:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,18 +107,31 @@ class Run:
         transport = getattr(self._process, "_transport", None)
         if transport is not None:
             transport.close()  # pipes that a grandchild might still hold
+        if self._gate is not None:
+            try:
+                await self._gate.emptied()
+            finally:
+                self._gate.drop()
 
-    def result(self, code: int | None, *, timed_out: bool, seconds: float) -> ExecResult:
-        """What came of it."""
+    def result(self, *, timed_out: bool, seconds: float) -> ExecResult:
+        """What came of it. Raises :class:`SandboxError` when bubblewrap failed before there was a command."""
         out, err = self._outputs
         return ExecResult(
-            exit_code=code,
+            exit_code=None if timed_out else self._exit_code(err.value()),
             stdout=out.value(),
             stderr=err.value(),
             truncated=out.truncated or err.truncated,
             timed_out=timed_out,
             seconds=seconds,
         )
+
+    def _exit_code(self, said: bytes) -> int | None:
+        code = self._process.returncode
+        if self._executed or code != _BWRAP_FAILED:
+            return code
+        if said.startswith(b"bwrap: execvp "):
+            return _NOT_FOUND if b"No such file" in said else _NOT_EXECUTABLE
+        raise SandboxError(f"a command could not be set up: {said.decode(errors='replace').strip()}")
 
 
 def _children(pid: int) -> list[int]:

@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 
 from envfarm.core.errors import IsolationError
-from envfarm.core.sandbox import ExecResult, Isolation, SandboxProfile
+from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile
 from sandboxes.isolation import cgroups
+from sandboxes.isolation import files as slot_files
 from sandboxes.isolation.command_line import command_line
 from sandboxes.isolation.gate import Gate
+from sandboxes.isolation.inside import Tree
 from sandboxes.isolation.levels import reached
+from sandboxes.isolation.memory import exceeds
 from sandboxes.isolation.run import Run
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
@@ -65,8 +68,9 @@ class SlotSandbox:
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Write the task's files. Blocking; off the loop."""
-        self._workspace.prepare(self._profile.disk_bytes)
-        self._workspace.fill(files)
+        tree = self._files()
+        for name, data in files.items():
+            slot_files.write(tree, name, data)
 
     def empty(self) -> None:
         """Kill what is left and remove all files. Raises ``SandboxError`` when something stays. Blocking."""
@@ -82,13 +86,24 @@ class SlotSandbox:
             self._group = None
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the workspace (relative path; may not leave it)."""
-        await asyncio.to_thread(self.fill, {path: data})
+        """Write a file, making folders on its way. Raises ``ToolError`` that says why it cannot be."""
+        await asyncio.to_thread(lambda: slot_files.write(self._files(), path, data))
 
     async def read(self, path: str, limit: int = 1 << 20) -> bytes:
-        """Read at most ``limit`` bytes of a file of the workspace."""
-        await asyncio.to_thread(self._workspace.prepare, self._profile.disk_bytes)
-        return await asyncio.to_thread(self._workspace.read, path, limit)
+        """Read at most ``limit`` bytes of a file. Raises ``ToolError``."""
+        return await asyncio.to_thread(lambda: slot_files.read(self._files(), path, limit))
+
+    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10_000) -> Sequence[FileEntry]:
+        """Entries of a folder, sorted, down to ``depth`` levels and at most ``limit``. Raises ``ToolError``."""
+        return await asyncio.to_thread(lambda: slot_files.listing(self._files(), path, depth, limit))
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all in it. Raises ``ToolError``."""
+        await asyncio.to_thread(lambda: slot_files.remove(self._files(), path))
+
+    def _files(self) -> Tree:
+        self._workspace.prepare(self._profile.disk_bytes)
+        return self._workspace.tree
 
     async def exec(
         self,
@@ -103,15 +118,25 @@ class SlotSandbox:
             await asyncio.to_thread(self.prepare)
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
         started = time.monotonic()
-        gate = Gate(self._group.join_files) if self._group is not None and self._group.join_files else None
+        gate = self._gate()
         process = await self._start(argv, env, limit, gate)
-        run = Run(process, self._profile.output_bytes, namespace=self._profile.isolation is not Isolation.NONE)
+        run = Run(process, self._profile.output_bytes, gate)
+        watched = gate is not None and not {"memory", "disk"} <= self.controls
         try:
-            timed_out = await run.finish(stdin, limit, gate, None if self._workspace.bounded else self._too_big)
+            timed_out = await run.finish(stdin, limit, (lambda: self._excess(gate)) if watched else None)
         finally:
             await run.kill()
-        code = None if timed_out else process.returncode
-        return run.result(code, timed_out=timed_out, seconds=time.monotonic() - started)
+        return run.result(timed_out=timed_out, seconds=time.monotonic() - started)
+
+    def _gate(self) -> Gate | None:
+        if self._profile.isolation is Isolation.NONE:
+            return None
+        controls = self.controls
+        return Gate(
+            self._group.join_files if self._group is not None else (),
+            processes=self._profile.pids if self._user is None and "pids" not in controls else None,
+            memory_counted="memory" in controls,
+        )
 
     async def _start(
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
@@ -144,8 +169,12 @@ class SlotSandbox:
                 gate.started()
         return process
 
-    def _too_big(self) -> bool:
-        return self._workspace.usage() > self._profile.disk_bytes
+    def _excess(self, gate: Gate | None) -> bool:
+        """Whether a running command takes more than nothing else bounds. Blocking."""
+        if "disk" not in self.controls and self._workspace.usage() > self._profile.disk_bytes:
+            return True
+        pid = gate.pid if gate is not None else None
+        return pid is not None and "memory" not in self.controls and exceeds(pid, self._profile.memory_bytes)
 
 
 @cache
