@@ -36,6 +36,13 @@ def rollout(
         list[str] | None,
         typer.Option("--engine", help="URL of a running SGLang server or engine; else one is started."),
     ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option("--gateway", help="HOST:PORT of a running farm; its workers run the episodes unless --engine."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with that gateway's token (STATE/token there).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 16,
     max_tokens: Annotated[
@@ -48,7 +55,10 @@ def rollout(
 
     Starts a gateway with a host and (without --engine) the embedded engine for the time of the command. The
     trajectories end up in OUT/farm.db. With --train-steps the trainer then takes steps on them.
+
+    With --gateway nothing is started: the episodes run in that farm, and the trajectories stay in its log.
     """
+    from envfarm.cli.rollout_remote import run_remotely
     from envfarm.cli.rollout_run import RolloutSettings, run_rollout
     from envfarm.cli.rollout_table import as_row, table
 
@@ -66,13 +76,16 @@ def rollout(
         max_tokens=max_tokens,
         train_steps=train_steps,
         trainer_ranks=trainer_ranks,
+        gateway=gateway or "",
+        token_file=token_file,
     )
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     progress = Console(stderr=True)
-    run_id, trajectories = foreground.run(run_rollout(settings, progress))
+    run_id, trajectories = foreground.run((run_remotely if gateway else run_rollout)(settings, progress))
     if as_json:
         for trajectory in trajectories:
             console.print(json.dumps(as_row(trajectory)), highlight=False, soft_wrap=True)
         return
     console.print(table(trajectories))
-    console.print(f"run {run_id}; trajectories in {folder}/farm.db", highlight=False, soft_wrap=True)
+    where = f"the log of {gateway}" if gateway else f"{folder}/farm.db"
+    console.print(f"run {run_id}; trajectories in {where}", highlight=False, soft_wrap=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import msgspec
 from rich.console import Console
 
@@ -13,7 +15,7 @@ from envfarm.cli.environments import absolute
 from envfarm.cli.local_farm import LocalFarm, local_farm
 from envfarm.core.errors import DeadlineExceeded
 from envfarm.core.ids import new_id
-from envfarm.core.run import RunSettings, RunState
+from envfarm.core.run import WORKERS_LABEL, Run, RunSettings, RunState
 from envfarm.core.trajectory import Trajectory
 from envfarm.inference.policies import resolve
 from envfarm.inference.pool import EnginePool
@@ -44,6 +46,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     train_steps: int
     trainer_ranks: int
+    gateway: str = ""
+    token_file: Path | None = None
 
 
 async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str, list[Trajectory]]:
@@ -66,32 +70,50 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
                     engine_flags=["--seed", str(settings.seed), "--max-rows", str(settings.concurrency)],
                 )
             )
-        episodes = await stack.enter_async_context(EpisodeClient(farm.channel))
-        log = await stack.enter_async_context(LogClient(farm.channel))
         engine = EnginePool(list(settings.engines) or farm.engines)
         stack.push_async_callback(engine.close)
         runs = RunClient(farm.channel)
-        wanted = RunSettings(
-            environment=environment,
-            split=settings.split,
-            seed=settings.seed,
-            group_size=1,
-            purpose="collect",
-            temperature=settings.temperature,
-        )
-        run = await runs.create("rollout", wanted, new_id("rollout"))
-        trajectories: list[Trajectory] = []
-        with progress.status("") as status:
+        run = await runs.create("rollout", run_settings(settings, environment), new_id("rollout"))
+        trajectories = await episodes_of(run, settings, farm.channel, engine, folder, progress)
+        if settings.train_steps:
+            with progress.status(f"{settings.train_steps} training steps on {settings.trainer_ranks} ranks"):
+                await _train(farm, run.id, folder, settings)
+            version = (await runs.get(run.id)).policy_version
+            progress.print(_trained(version, settings), highlight=False, soft_wrap=True)
+        await runs.set_state(run.id, RunState.STOPPED, "rollout is over")
+        return run.id, trajectories
+
+
+def run_settings(settings: RolloutSettings, environment: str, **more: Any) -> RunSettings:
+    """The run that a rollout's episodes belong to; whoever makes it runs them, unless ``labels`` say otherwise."""
+    labels = {WORKERS_LABEL: "own"}
+    return RunSettings(
+        environment=environment,
+        split=settings.split,
+        seed=settings.seed,
+        group_size=1,
+        purpose="collect",
+        temperature=settings.temperature,
+        **{"labels": labels, **more},
+    )
+
+
+async def episodes_of(
+    run: Run, settings: RolloutSettings, channel: grpc.aio.Channel, engine: EnginePool, folder: Path, progress: Console
+) -> list[Trajectory]:
+    """Run the episodes from here, through the gateway at the other end of ``channel``."""
+    trajectories: list[Trajectory] = []
+    async with EpisodeClient(channel) as episodes, LogClient(channel) as log:
+        with progress.status(f"0 of {settings.count} episodes") as status:
 
             def seen(trajectory: Trajectory) -> None:
                 trajectories.append(trajectory)
                 status.update(f"{len(trajectories)} of {settings.count} episodes")
 
-            status.update(f"0 of {settings.count} episodes")
             tokens = await asyncio.to_thread(load_token_builder, folder)
             await evaluate(
                 PolicySide(episodes=episodes, engine=engine, tokens=tokens, log=log, name=settings.policy),
-                environment=environment,
+                environment=run.settings.environment,
                 split=settings.split,
                 count=settings.count,
                 seed=settings.seed,
@@ -102,13 +124,7 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
                 max_tokens=settings.max_tokens,
                 on_trajectory=seen,
             )
-        if settings.train_steps:
-            with progress.status(f"{settings.train_steps} training steps on {settings.trainer_ranks} ranks"):
-                await _train(farm, run.id, folder, settings)
-            version = (await runs.get(run.id)).policy_version
-            progress.print(_trained(version, settings), highlight=False, soft_wrap=True)
-        await runs.set_state(run.id, RunState.STOPPED, "rollout is over")
-        return run.id, trajectories
+    return trajectories
 
 
 async def _train(farm: LocalFarm, run_id: str, policy: Path, settings: RolloutSettings) -> None:

@@ -10,6 +10,9 @@ from envfarm.core.rewards import RewardSettings
 from envfarm.core.task import Task
 from envfarm.core.trajectory import Purpose
 
+WORKERS_LABEL = "workers"
+"""Label of a run whose maker brings the workers along: ``own``. Workers that serve every run leave it alone."""
+
 
 class RunState(enum.StrEnum):
     """What a run is doing."""

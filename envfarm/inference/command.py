@@ -11,7 +11,7 @@ from envfarm.core.errors import ConfigError
 
 
 def engine(
-    model: Annotated[Path, typer.Option(help="Hugging Face model folder (safetensors)")],
+    model: Annotated[str, typer.Option(help="Hugging Face model folder (safetensors), or a policy's name")],
     listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 takes any free port")] = "127.0.0.1:0",
     address_file: Annotated[Path | None, typer.Option(help="where to write the bound address once serving")] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the model")] = 1,
@@ -29,12 +29,13 @@ def engine(
     host, port = _listen(listen)
     try:
         from envfarm.inference.embedded.serve import EngineSettings, serve
+        from envfarm.inference.policies import folder_of
     except ImportError as error:
         raise ConfigError(
             f"the embedded engine needs torch and transformers ({error}): pip install 'envfarm[engine]'"
         ) from error
     settings = EngineSettings(
-        model=model,
+        model=folder_of(model),
         host=host,
         port=port,
         address_file=address_file,

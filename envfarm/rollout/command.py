@@ -12,9 +12,11 @@ from envfarm.core.errors import ConfigError
 
 def worker(
     gateway: Annotated[str, typer.Option(help="address of the gateway: host:port or unix:/path")],
-    run: Annotated[str, typer.Option(help="id of the run to work for")],
     engine: Annotated[list[str], typer.Option(help="URL of an inference engine; may be given several times")],
-    tokenizer: Annotated[Path, typer.Option(help="policy folder: tokenizer.json, chat template, generation config")],
+    tokenizer: Annotated[
+        str, typer.Option(help="policy folder (tokenizer.json, chat template, generation config), or a policy's name")
+    ],
+    run: Annotated[str, typer.Option(help="id of the run to work for; default: every run, as they come")] = "",
     token_file: Annotated[Path | None, typer.Option(help="file with the gateway's token")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="most episodes that run at once")] = 128,
     name: Annotated[str, typer.Option(help="name of this worker, unlike any other's; default: machine and pid")] = "",
@@ -29,6 +31,7 @@ def worker(
     import socket
 
     try:
+        from envfarm.inference.policies import folder_of
         from envfarm.rollout.serve import WorkerSettings, serve
     except ImportError as error:
         raise ConfigError(f"a rollout worker needs {error.name}: pip install 'envfarm[worker]'") from error
@@ -37,7 +40,7 @@ def worker(
         gateway=gateway,
         run_id=run,
         engines=tuple(engine),
-        folder=tokenizer,
+        folder=folder_of(tokenizer),
         token_file=token_file,
         concurrency=concurrency,
         name=name or f"{socket.gethostname()}-{os.getpid()}",

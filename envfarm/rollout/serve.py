@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from envfarm.inference.pool import EnginePool
+from envfarm.rollout.every_run import EveryRun
 from envfarm.rollout.ports import PolicySide
 from envfarm.rollout.tokens import load_token_builder
 from envfarm.rollout.worker import Worker
@@ -22,7 +23,7 @@ from envfarm.wire.run_client import RunClient
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the flags of ``envfarm worker`` say."""
+    """What the flags of ``envfarm worker`` say. Without ``run_id``: every run."""
 
     gateway: str
     run_id: str
@@ -45,7 +46,8 @@ async def serve(settings: WorkerSettings) -> None:
         stack.push_async_callback(channel.close)
         await reach(channel, settings.gateway)
         runs = RunClient(channel)
-        await runs.get(settings.run_id)
+        if settings.run_id:
+            await runs.get(settings.run_id)
         side = PolicySide(
             episodes=await stack.enter_async_context(EpisodeClient(channel)),
             engine=await stack.enter_async_context(EnginePool(settings.engines, connections=settings.concurrency)),
@@ -53,20 +55,24 @@ async def serve(settings: WorkerSettings) -> None:
             log=await stack.enter_async_context(LogClient(channel)),
             name=settings.policy_name or settings.folder.resolve().name,
         )
-        worker = Worker(
-            side,
-            runs,
-            run_id=settings.run_id,
-            name=settings.name,
-            concurrency=settings.concurrency,
-            grace_s=settings.grace_s,
-        )
-        with _drained_by_signals(worker):
-            await worker.run()
+
+        def worker(run_id: str) -> Worker:
+            return Worker(
+                side,
+                runs,
+                run_id=run_id,
+                name=settings.name,
+                concurrency=settings.concurrency,
+                grace_s=settings.grace_s,
+            )
+
+        work = worker(settings.run_id) if settings.run_id else EveryRun(runs, worker)
+        with _drained_by_signals(work):
+            await work.run()
 
 
 @contextlib.contextmanager
-def _drained_by_signals(worker: Worker) -> Iterator[None]:
+def _drained_by_signals(worker: Worker | EveryRun) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.drain)

@@ -38,3 +38,8 @@ def resolve(policy: str) -> Path:
             f"no policy {policy!r}: expected a Hugging Face folder with config.json, or one of {', '.join(names())}"
         )
     return folder.resolve()
+
+
+def folder_of(policy: str) -> Path:
+    """As :func:`resolve` for a name; any other text is a path, whatever may be there."""
+    return resolve(policy) if policy in names() else Path(policy)
