@@ -13,7 +13,13 @@ def gateway(
     listen: Annotated[str, typer.Option(help="HOST:PORT to serve at; port 0 is any free one.")] = "127.0.0.1:50051",
     backend: Annotated[str, typer.Option(help="What makes sandbox hosts.")] = "local",
     environment: Annotated[
-        list[str] | None, typer.Option(help="Environment to serve; repeat for more. Default: every registered one.")
+        list[str] | None,
+        typer.Option(
+            help="Environment to serve; repeat for more. Default: every registered one.", envvar="ENVFARM_ENVIRONMENT"
+        ),
+    ] = None,
+    backend_option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for the backend, as its documentation names them; repeatable.")
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Episodes that one host holds at once.")] = 256,
     hosts: Annotated[int, typer.Option(min=1, help="Hosts to keep.")] = 1,
@@ -30,6 +36,7 @@ def gateway(
     import logging
     import sys
 
+    from envfarm.gateway.backend_options import parsed
     from envfarm.gateway.server import GatewaySettings, run
 
     logging.basicConfig(
@@ -39,6 +46,7 @@ def gateway(
         listen=listen,
         state=state,
         backend=backend,
+        backend_options=parsed(backend_option or ()),
         environments=tuple(environment or ()),
         slots=slots,
         hosts=hosts,

@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import msgspec
@@ -17,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from envfarm.core import plugins
 from envfarm.core.sandbox import Backend
+from envfarm.gateway.backend_options import check
 from envfarm.gateway.composition import Compositions
 from envfarm.gateway.episode_service import EpisodeServicer
 from envfarm.gateway.episodes import Episodes
@@ -51,6 +53,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     state: Path
     backend: str = "local"
+    backend_options: dict[str, Any] = {}
     environments: Sequence[str] = ()
     slots: int = 256
     hosts: int = 1
@@ -141,7 +144,14 @@ async def _services(
 async def _backend(settings: GatewaySettings) -> AsyncIterator[Backend]:
     make = plugins.load("envfarm.backends", settings.backend)
     names = settings.environments or plugins.names("envfarm.environments")
-    backend: Backend = make(settings.state, environments=names, slots=settings.slots, max_hosts=settings.hosts)
+    check(settings.backend, make, settings.backend_options)
+    backend: Backend = make(
+        settings.state,
+        environments=names,
+        slots=settings.slots,
+        max_hosts=settings.hosts,
+        **settings.backend_options,
+    )
     try:
         yield backend
     finally:

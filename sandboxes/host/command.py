@@ -20,7 +20,7 @@ def host(
     slots: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 64,
     environment: Annotated[
         list[str] | None,
-        typer.Option(help="Name, name/parameter, module:Class or file.py:Class."),
+        typer.Option(help="Name, name/parameter, module:Class or file.py:Class.", envvar="ENVFARM_ENVIRONMENT"),
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="File for the address, written when it serves.")] = None,
     lease: Annotated[float, typer.Option(min=0.1, help="Seconds without a gateway until it ends itself.")] = 60.0,
