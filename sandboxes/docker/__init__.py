@@ -1,0 +1,1 @@
+"""Hosts in containers of a Docker Engine on this machine."""

@@ -1,0 +1,119 @@
+"""The Docker Engine: the SDK's blocking calls, in threads of their own, each with a time-out. Never on a step's way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from docker import APIClient
+from docker.errors import DockerException
+from docker.utils import kwargs_from_env
+from requests.exceptions import RequestException
+
+from envfarm.core.errors import FarmError, SandboxError
+from sandboxes.docker.errors import DockerUnreachable, engine_error
+
+T = TypeVar("T")
+CALL_SECONDS = 30.0
+_MARGIN_SECONDS = 5.0
+_THREADS = 16
+_DEFAULT_URL = "unix:///var/run/docker.sock"
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine says of itself. ``memory_bytes`` and ``cpus`` are the machine's."""
+
+    memory_bytes: int
+    cpus: int
+    runtimes: frozenset[str]
+    security: frozenset[str]
+    machine: str
+
+
+class Engine:
+    """One engine, at ``url`` (default: ``DOCKER_HOST``, else the usual socket). Use from one event loop."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url or os.environ.get("DOCKER_HOST", "") or _DEFAULT_URL
+        self._given = url
+        self._threads = ThreadPoolExecutor(_THREADS, "docker")
+        self._client: APIClient | None = None
+        self._facts: EngineFacts | None = None
+        self._version = "auto"
+        self._connecting = threading.Lock()
+
+    async def call(self, what: str, function: Callable[[APIClient], T], seconds: float = CALL_SECONDS) -> T:
+        """What ``function`` returns. Raises the farm's errors, ``what`` (doing …) in their sentence.
+
+        When cancelled it returns once ``function`` has: what that made can then be cleared up.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._run, what, function)
+        try:
+            async with asyncio.timeout(seconds + _MARGIN_SECONDS):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise DockerUnreachable(
+                f"{what}: the Docker Engine at {self.url} does not answer within {seconds:g} s; is it overloaded?"
+            ) from None
+        except asyncio.CancelledError:
+            await asyncio.wait([future], timeout=seconds + _MARGIN_SECONDS)
+            raise
+
+    async def facts(self) -> EngineFacts:
+        """What the engine says of itself, asked once."""
+        if self._facts is None:
+            self._facts = await self.call("asking for the engine's properties", _facts)
+        return self._facts
+
+    def client(self) -> APIClient:
+        """The SDK's client; blocking. Raises what the SDK raises."""
+        with self._connecting:
+            if self._client is None:
+                self._client = self.connect()
+            return self._client
+
+    def connect(self) -> APIClient:
+        """A client of one's own, for a stream that another thread may break off. Blocking."""
+        options: dict[str, Any] = {"base_url": self._given} if self._given else kwargs_from_env()
+        client = APIClient(version=self._version, timeout=CALL_SECONDS, **options)
+        self._version = client.api_version
+        return client
+
+    def close(self) -> None:
+        """Let go of connections; threads that still wait for an answer end by themselves."""
+        self._threads.shutdown(wait=False)
+        if self._client is not None:
+            self._client.close()
+
+    def _run(self, what: str, function: Callable[[APIClient], T]) -> T:
+        try:
+            return function(self.client())
+        except FarmError:
+            raise
+        except (DockerException, RequestException, OSError) as error:
+            raise engine_error(what, error, self.url) from error
+
+
+def local_url(url: str) -> None:
+    """Raises :class:`SandboxError` unless the engine at ``url`` shares this machine's folders."""
+    if not url.startswith(("unix:", "http+unix:", "/")):
+        raise SandboxError(
+            f"the Docker Engine at {url} is not on this machine: hosts are reached through sockets in a folder that "
+            "gateway and containers share; run the gateway beside the engine"
+        )
+
+
+def _facts(client: APIClient) -> EngineFacts:
+    info = client.info()
+    return EngineFacts(
+        memory_bytes=int(info.get("MemTotal") or 0),
+        cpus=int(info.get("NCPU") or 1),
+        runtimes=frozenset(info.get("Runtimes") or ()),
+        security=frozenset(str(o).partition(",")[0].removeprefix("name=") for o in info.get("SecurityOptions") or ()),
+        machine=str(info.get("ID") or ""),
+    )
