@@ -12,6 +12,7 @@ from rich.text import Text
 from envfarm.cli.demo import demo
 from envfarm.cli.doctor import doctor
 from envfarm.cli.environments import environments
+from envfarm.cli.hosts import hosts
 from envfarm.cli.rollout import rollout
 from envfarm.core import plugins
 from envfarm.core.errors import FarmError
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command(rich_help_panel="Use")(demo)
 app.command(rich_help_panel="Use")(rollout)
 app.add_typer(environments, name="env", rich_help_panel="Use")
+app.command(rich_help_panel="Use")(hosts)
 app.command(rich_help_panel="Use")(doctor)
 app.command(rich_help_panel="Serve: one process each")(gateway)
 app.command(rich_help_panel="Serve: one process each")(engine)

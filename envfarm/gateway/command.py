@@ -11,18 +11,19 @@ import typer
 def gateway(
     state: Annotated[Path, typer.Option(help="Folder of token, key and database; made when missing.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT to serve at; port 0 is any free one.")] = "127.0.0.1:50051",
-    backend: Annotated[str, typer.Option(help="What makes sandbox hosts.")] = "local",
+    backend: Annotated[str, typer.Option(help="What makes sandbox hosts: local, docker, attached.")] = "local",
+    backend_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the backend; repeat for more. A wrong one lists them."),
+    ] = None,
     environment: Annotated[
         list[str] | None,
         typer.Option(
             help="Environment to serve; repeat for more. Default: every registered one.", envvar="ENVFARM_ENVIRONMENT"
         ),
     ] = None,
-    backend_option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE for the backend, as its documentation names them; repeatable.")
-    ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Episodes that one host holds at once.")] = 256,
-    hosts: Annotated[int, typer.Option(min=1, help="Hosts to keep.")] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts to keep, for each image that environments name.")] = 1,
     address_file: Annotated[Path | None, typer.Option(help="Write the bound address here once serving.")] = None,
     keep_hosts: Annotated[bool, typer.Option(help="Leave hosts and episodes alive for the next gateway.")] = False,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Time for steps in flight after SIGTERM.")] = 15.0,
@@ -36,7 +37,6 @@ def gateway(
     import logging
     import sys
 
-    from envfarm.gateway.backend_options import parsed
     from envfarm.gateway.server import GatewaySettings, run
 
     logging.basicConfig(
@@ -46,7 +46,7 @@ def gateway(
         listen=listen,
         state=state,
         backend=backend,
-        backend_options=parsed(backend_option or ()),
+        backend_options=tuple(backend_option or ()),
         environments=tuple(environment or ()),
         slots=slots,
         hosts=hosts,

@@ -19,7 +19,7 @@ from envfarm.core.task import SPLITS, TASKS_PER_PAGE, Task
 from envfarm.gateway.composition import Compositions
 from envfarm.gateway.handles import Seat, Signer
 from envfarm.gateway.host_link import RELEASE_SECONDS, HostLink, ignore
-from envfarm.gateway.hosts import HostPool
+from envfarm.gateway.hosts import HostPools
 from envfarm.gateway.served import Served
 from envfarm.gateway.steps import Known, StepDone, StepInFlight, fill_lost
 from envfarm.wire.convert.tasks import limits_to_pb, reward_from_pb
@@ -47,7 +47,7 @@ T = TypeVar("T")
 class Episodes:
     """Describes, opens, steps and closes. Holds nothing that the handles and the hosts do not hold as well."""
 
-    def __init__(self, pool: HostPool, signer: Signer, compositions: Compositions, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, pool: HostPools, signer: Signer, compositions: Compositions, tasks: asyncio.TaskGroup) -> None:
         self._pool = pool
         self._signer = signer
         self._compositions = compositions
@@ -74,7 +74,14 @@ class Episodes:
             raise ConfigError(f"no split {split[:80]!r}; expected one of {', '.join(SPLITS)}")
         if not 1 <= limit <= TASKS_PER_PAGE:
             raise ConfigError(f"limit is {limit}; expected 1 to {TASKS_PER_PAGE} tasks a page")
-        return await self._pool.any().tasks(environment, split, offset, limit, QUERY_SECONDS)
+        self._pool.blame.check(environment)
+        link = self._pool.any()
+        try:
+            return await link.tasks(environment, split, offset, limit, QUERY_SECONDS)
+        except Unavailable:
+            if not await link.recovered():
+                self._blame(link, environment)
+            raise
 
     # Opening
 
@@ -129,7 +136,7 @@ class Episodes:
             link = self._pool.links.get(self._placed.pop(episode_id, ""))  # set: this is a repeated open
             reserved = link is None
             if link is None:
-                link = await self._pool.seat(episode_id, deadline, again=attempt > 0)
+                link = await self._pool.seat(served, episode_id, deadline, again=attempt > 0)
             try:
                 command = _acquire_command(episode_id, request, served, deadline)
                 reply = await link.call(command, deadline.remaining())
@@ -137,7 +144,8 @@ class Episodes:
                 if reserved:
                     self._pool.turned_away(link)
                 log.info("episode %s: host %s turned it away: %s", episode_id, link.host.id, error)
-                await self._settle(link, attempt, deadline, error)
+                if not await self._settle(link, attempt, deadline, error):
+                    self._blame(link, served.info.name)
                 attempt += 1
             except BaseException:
                 if reserved:
@@ -150,14 +158,19 @@ class Episodes:
                 return link, reply.acquired
 
     @staticmethod
-    async def _settle(link: HostLink, attempt: int, deadline: Deadline, error: FarmError) -> None:
-        """After a host has turned an episode away: learn whether it lives and how full it is, and do not spin."""
+    async def _settle(link: HostLink, attempt: int, deadline: Deadline, error: FarmError) -> bool:
+        """After a host has turned an episode away: whether it lives; learns how full it is, and does not spin."""
         try:
             async with asyncio.timeout(deadline.remaining()):
-                await link.recovered()
+                alive = await link.recovered()
                 await asyncio.sleep(backoff(attempt))
+                return alive
         except TimeoutError:
             raise error from None
+
+    def _blame(self, link: HostLink, environment: str) -> None:
+        """Note that something of ``environment`` was under way in a host that is lost."""
+        self._pool.blame.note(link.host.id, environment, link.cause or "it left")
 
     def _release(self, link: HostLink, episode_id: str) -> None:
         """Free a slot that nobody will use. Should the host be away, its lease does it."""
@@ -223,7 +236,12 @@ class Episodes:
         return known
 
     def _recover(self, step: StepInFlight) -> None:
-        self._tasks.create_task(step.resend(), name="step again")
+        self._tasks.create_task(self._resend(step), name="step again")
+
+    async def _resend(self, step: StepInFlight) -> None:
+        lost = await step.resend()
+        if lost is not None:
+            self._blame(lost, step.environment)
 
     @staticmethod
     def _remember(memory: dict[str, T], key: str, value: T) -> None:

@@ -42,6 +42,7 @@ class HostLink:
         self.busy = 0
         self.acquiring = 0
         self.cause = ""  # why it is given up, once it is
+        self.quarantined: tuple[str, ...] = ()  # slots out of use, with their causes
         self._channel = connect(host.address)
         self._stub = HostServiceStub(self._channel)
         self._mux: MuxClient[SlotCommand, SlotReply] = MuxClient(f"host {host.id}", self._stub.Drive, DriveRequest)
@@ -126,7 +127,8 @@ class HostLink:
 
     def report(self, state: InspectResponse) -> None:
         """Take over the host's own count."""
-        self.slots = state.slots - len(state.quarantined)
+        self.quarantined = tuple(state.quarantined)
+        self.slots = state.slots - len(self.quarantined)
         self.busy = state.busy + self.acquiring
 
 

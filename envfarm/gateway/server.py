@@ -9,7 +9,6 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import msgspec
@@ -18,12 +17,13 @@ from grpc_reflection.v1alpha import reflection
 
 from envfarm.core import plugins
 from envfarm.core.sandbox import Backend
-from envfarm.gateway.backend_options import check
+from envfarm.gateway.backends import make_backend
 from envfarm.gateway.composition import Compositions
 from envfarm.gateway.episode_service import EpisodeServicer
 from envfarm.gateway.episodes import Episodes
+from envfarm.gateway.farm_service import FarmServicer
 from envfarm.gateway.handles import Signer
-from envfarm.gateway.hosts import host_pool
+from envfarm.gateway.hosts import HostPools, host_pools
 from envfarm.gateway.intake import TrajectoryServicer
 from envfarm.gateway.run_service import RunServicer
 from envfarm.gateway.state import StateFolder, state_folder
@@ -32,7 +32,16 @@ from envfarm.trajectories.sqlite_log import SqliteLog
 from envfarm.wire.auth import TokenInterceptor
 from envfarm.wire.channel import serve_options
 from envfarm.wire.serving import announce, bind
-from envfarm.wire.v1 import episode_pb2, episode_pb2_grpc, run_pb2, run_pb2_grpc, trajectory_pb2, trajectory_pb2_grpc
+from envfarm.wire.v1 import (
+    episode_pb2,
+    episode_pb2_grpc,
+    farm_pb2,
+    farm_pb2_grpc,
+    run_pb2,
+    run_pb2_grpc,
+    trajectory_pb2,
+    trajectory_pb2_grpc,
+)
 
 log = logging.getLogger(__name__)
 SERVICES = tuple(
@@ -41,6 +50,7 @@ SERVICES = tuple(
         (episode_pb2, "EpisodeService"),
         (trajectory_pb2, "TrajectoryService"),
         (run_pb2, "RunService"),
+        (farm_pb2, "FarmService"),
     )
 )
 DRAIN_SECONDS = 15.0
@@ -53,7 +63,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: str
     state: Path
     backend: str = "local"
-    backend_options: dict[str, Any] = {}
+    backend_options: Sequence[str] = ()
     environments: Sequence[str] = ()
     slots: int = 256
     hosts: int = 1
@@ -104,12 +114,12 @@ async def _serve(
     address: str,
     backend: Backend,
 ) -> None:
-    async with asyncio.TaskGroup() as tasks, host_pool(backend, hosts=settings.hosts) as pool:
-        episodes = Episodes(pool, Signer(folder.key), Compositions(), tasks)
-        async with _services(server, folder, episodes) as healthy:
+    async with asyncio.TaskGroup() as tasks, host_pools(backend, hosts=settings.hosts) as pools:
+        episodes = Episodes(pools, Signer(folder.key), Compositions(), tasks)
+        async with _services(server, folder, episodes, pools) as healthy:
             await server.start()
             await asyncio.to_thread(announce, settings.address_file, address)
-            log.info("serving at %s: %s", address, ", ".join(sorted(pool.served)))
+            log.info("serving at %s: %s", address, ", ".join(sorted(pools.served)))
             stop.started()
             gc.freeze()  # what is there now stays: no need for the collector to look through it again and again
             await stop.asked.wait()
@@ -121,7 +131,7 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def _services(
-    server: grpc.aio.Server, folder: StateFolder, episodes: Episodes
+    server: grpc.aio.Server, folder: StateFolder, episodes: Episodes, pools: HostPools
 ) -> AsyncIterator[health.aio.HealthServicer]:
     """All services, added to ``server``; log and registry are closed at the end."""
     async with contextlib.AsyncExitStack() as stack:
@@ -132,6 +142,7 @@ async def _services(
         episode_pb2_grpc.add_EpisodeServiceServicer_to_server(EpisodeServicer(episodes), server)
         trajectory_pb2_grpc.add_TrajectoryServiceServicer_to_server(TrajectoryServicer(trajectories), server)
         run_pb2_grpc.add_RunServiceServicer_to_server(RunServicer(registry), server)
+        farm_pb2_grpc.add_FarmServiceServicer_to_server(FarmServicer(pools), server)
         healthy = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         for name in SERVICES:
@@ -142,15 +153,13 @@ async def _services(
 
 @contextlib.asynccontextmanager
 async def _backend(settings: GatewaySettings) -> AsyncIterator[Backend]:
-    make = plugins.load("envfarm.backends", settings.backend)
-    names = settings.environments or plugins.names("envfarm.environments")
-    check(settings.backend, make, settings.backend_options)
-    backend: Backend = make(
+    backend = make_backend(
+        settings.backend,
         settings.state,
-        environments=names,
+        environments=settings.environments or plugins.names("envfarm.environments"),
         slots=settings.slots,
-        max_hosts=settings.hosts,
-        **settings.backend_options,
+        hosts=settings.hosts,
+        options=settings.backend_options,
     )
     try:
         yield backend

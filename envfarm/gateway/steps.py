@@ -125,8 +125,13 @@ class StepInFlight:
         fill_lost(self._response, self._request, cause, self._known.composition)
         self._done(None)
 
-    async def resend(self) -> None:
-        """Send the step again once its host answers; end the episode when it does not."""
+    @property
+    def environment(self) -> str:
+        """Whose step it is."""
+        return self._served.info.name
+
+    async def resend(self) -> HostLink | None:
+        """Send the step again once its host answers; end the episode when it does not, and return the lost host."""
         try:
             async with asyncio.timeout(self._left()):
                 alive = await self._link.recovered()
@@ -134,15 +139,16 @@ class StepInFlight:
                     await asyncio.sleep(backoff(self._attempt))
         except TimeoutError:
             self._done(DeadlineExceeded(f"host {self._link.host.id} did not come back in time"))
-            return
+            return None
         if not alive:
             self._lost(f"host {self._link.host.id} was lost: {self._link.cause or 'it left'}")
-            return
+            return self._link
         self._attempt += 1
         try:
             self._send()
         except FarmError as error:
             self._failed(error)
+        return None
 
 
 def action_digest(request: StepRequest) -> bytes:
