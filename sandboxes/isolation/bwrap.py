@@ -97,6 +97,7 @@ def command(
         words += ["--bind", str(workspace.root), "/"] if workspace.layered else _image(workspace.root)
     words += ["--proc", "/proc", "--dev", "/dev"]
     words += ["--size", str(profile.disk_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108 - inside
+    words += ["--remount-ro", "/proc"]  # nobody lowers their price for the kernel that looks for memory
     words += ["--bind", str(workspace.tmp), "/tmp"]  # noqa: S108 - inside
     if workspace.root is None:
         words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there

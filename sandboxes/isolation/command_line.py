@@ -5,6 +5,7 @@ Cheaper than to fork this process and bound its child from here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from envfarm.core.sandbox import Isolation, SandboxProfile
@@ -13,6 +14,9 @@ from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.limits import bound_processes_of_user, bounds
 from sandboxes.isolation.workspace import Workspace
 
+# Variables of what stands around a confined command. Not this process's own: process 1 inside keeps them in its memory,
+# where the command can read them.
+OUTSIDE = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 EPISODE_SECONDS = 86_400.0  # of processor time for what goes on between calls; its episode's end bounds it
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import threading
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,7 @@ from sandboxes.isolation.limits import bound_processes_below
 from sandboxes.isolation.seccomp import open_filter
 
 _EMPTY_SECONDS = 2.0
+_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class _Said(msgspec.Struct, rename="kebab"):
@@ -38,6 +41,7 @@ class Gate:
     """
 
     def __init__(self, join_files: Sequence[str], *, processes: int | None, memory_counted: bool) -> None:
+        _adopt_orphans()
         self._join_files = join_files
         self._processes = processes
         self._filter = open_filter(memory_counted=memory_counted)
@@ -138,7 +142,15 @@ class Gate:
         _bury(self._first)
 
 
+@cache
+def _adopt_orphans() -> None:
+    """Become the one who buries a namespace's first process when bubblewrap ended before it.
+
+    Dead processes count in their control group until they are buried, and not everyone's process 1 buries soon.
+    """
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _bury(pidfd: int) -> None:
-    """What bubblewrap left behind is ours to bury only where this is the first process of its machine or container."""
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # bubblewrap did
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from envfarm.core.errors import IsolationError
-from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile
+from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups
 from sandboxes.isolation import files as slot_files
-from sandboxes.isolation.command_line import command_line
+from sandboxes.isolation.area import Area
+from sandboxes.isolation.command_line import OUTSIDE, command_line
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.inside import Tree
+from sandboxes.isolation.interruptible import interruptible
 from sandboxes.isolation.levels import reached
 from sandboxes.isolation.memory import exceeds
 from sandboxes.isolation.run import Run
@@ -101,6 +105,54 @@ class SlotSandbox:
         """Remove a file, or a folder with all in it. Raises ``ToolError``."""
         await asyncio.to_thread(lambda: slot_files.remove(self._files(), path))
 
+    async def snapshot(self) -> Snapshot:
+        """Keep the files as they are now, until the episode ends. Raises ``SandboxError`` when the room is used up.
+
+        Files are copied one after the other: what commands write meanwhile is in it or is not, file by file.
+        """
+
+        def take(stop: threading.Event) -> Snapshot:
+            self._files()
+            return self._workspace.snapshots.take(self._workspace, stop)
+
+        return await interruptible(take)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Put the files back as they were in ``snapshot``, this slot's or another's of this host (a fork).
+
+        What runs is ended first. The files are prepared aside and put in place at once; a failure or a cancellation
+        before that leaves everything as it is. Raises ``SandboxError`` when the snapshot is gone or does not fit.
+        """
+
+        def stage(stop: threading.Event) -> Area:
+            self._files()
+            store = self._workspace.snapshots
+            disk_bytes = self._profile.disk_bytes
+            return self._workspace.stage(disk_bytes, lambda trees: store.fill(snapshot, self._workspace, trees, stop))
+
+        staged = await interruptible(stage)
+        try:
+            await self._end_processes()
+        except BaseException:
+            await interruptible(lambda _: staged.discard())
+            raise
+        await interruptible(lambda _: self._workspace.swap(staged))
+
+    async def export_snapshot(self, snapshot: Snapshot, target: BinaryIO) -> None:
+        """Write a snapshot as a tar stream, for :meth:`import_snapshot` on another machine."""
+        await interruptible(lambda stop: self._workspace.snapshots.export(snapshot, target, stop))
+
+    async def import_snapshot(self, source: BinaryIO) -> Snapshot:
+        """Read a tar stream as a snapshot of this episode. Raises ``SandboxError`` for what is not one or too large."""
+        return await interruptible(
+            lambda stop: self._workspace.snapshots.load(source, self._workspace, self._profile.disk_bytes, stop)
+        )
+
+    async def _end_processes(self) -> None:
+        """End whatever runs in this slot."""
+        if self._group is not None:
+            await asyncio.to_thread(self._group.kill)
+
     def _files(self) -> Tree:
         self._workspace.prepare(self._profile.disk_bytes)
         return self._workspace.tree
@@ -159,6 +211,7 @@ class SlotSandbox:
                 start_new_session=True,
                 pass_fds=gate.child_fds if gate is not None else (),
                 cwd=self._workspace.path,
+                env=None if gate is None else OUTSIDE,
             )
         except BaseException:
             if gate is not None:
