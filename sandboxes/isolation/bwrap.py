@@ -48,7 +48,7 @@ def require_bwrap() -> str:
         *becoming(sandbox_user(0)),
         path,
         *_fixed(path),
-        *_system(network=False),
+        *system(network=False),
         "--proc",
         "/proc",
         "--dev",
@@ -92,25 +92,25 @@ def command(
     path = require_bwrap()
     words = [*becoming(user), path, *gate, *_fixed(path), *(["--share-net"] if profile.network else [])]
     if workspace.root is None:
-        words += _system(network=profile.network)
+        words += system(network=profile.network)
     else:
-        words += ["--bind", str(workspace.root), "/"] if workspace.layered else _image(workspace.root)
+        words += ["--bind", str(workspace.root), "/"] if workspace.layered else image_files(workspace.root)
     words += ["--proc", "/proc", "--dev", "/dev"]
     words += ["--size", str(profile.disk_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108 - inside
     words += ["--remount-ro", "/proc"]  # nobody lowers their price for the kernel that looks for memory
     words += ["--bind", str(workspace.tmp), "/tmp"]  # noqa: S108 - inside
     if workspace.root is None:
-        words += _interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
+        words += interpreter(*mounts.prefix(), user)  # after /tmp: it may lie in there
     words += ["--bind", str(workspace.path), WORKSPACE]
     if not workspace.layered:
         words += ["--remount-ro", "/"]
     words += ["--chdir", workdir or workspace.workdir]
-    for name, value in {**_environment(workspace), **(env or {})}.items():
+    for name, value in {**environment(workspace), **(env or {})}.items():
         words += ["--setenv", name, value]
     return [*words, "--", *argv]
 
 
-def _environment(workspace: Workspace) -> dict[str, str]:
+def environment(workspace: Workspace) -> dict[str, str]:
     if workspace.root is not None:
         return {"PATH": _IMAGE_PATH, "LANG": "C.UTF-8", **workspace.env, "HOME": WORKSPACE, "TMPDIR": "/tmp"}  # noqa: S108 - inside
     return {
@@ -123,7 +123,7 @@ def _environment(workspace: Workspace) -> dict[str, str]:
     }
 
 
-def _image(root: Path) -> list[str]:
+def image_files(root: Path) -> list[str]:
     """An image's files, read-only. Entry by entry, since it may lack the folders that the rest is mounted on."""
     words: list[str] = []
     for entry in sorted(root.iterdir()):
@@ -155,7 +155,7 @@ def _fixed(path: str) -> tuple[str, ...]:
 
 
 @cache
-def _system(*, network: bool) -> tuple[str, ...]:
+def system(*, network: bool) -> tuple[str, ...]:
     """This machine's programs and libraries, read-only."""
     words = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -172,7 +172,7 @@ def _system(*, network: bool) -> tuple[str, ...]:
 
 
 @cache
-def _interpreter(source: Path, prefix: Path, user: int | None) -> tuple[str, ...]:
+def interpreter(source: Path, prefix: Path, user: int | None) -> tuple[str, ...]:
     """The files of the Python that runs, unless they are part of the system or out of the user's reach."""
     if prefix.is_relative_to("/usr"):
         return ()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from envfarm.core.sandbox import Isolation, SandboxProfile
-from sandboxes.isolation import bwrap
+from sandboxes.isolation import bwrap, gvisor
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.limits import bound_processes_of_user, bounds
 from sandboxes.isolation.workspace import Workspace
@@ -32,6 +32,13 @@ def command_line(
     gate: Gate | None = None,
 ) -> list[str]:
     """``argv`` confined as the profile asks. ``controls``: what control groups bound; ``gate``: holds it first."""
+    if profile.isolation is Isolation.GVISOR:
+        before = gvisor.bounds(seconds, profile.cpus)
+        hold = gate.unfiltered if gate is not None else ()
+        inner = gvisor.command(argv, workspace=workspace, profile=profile, env=env, user=user, gate=hold)
+        if user is not None and "pids" not in controls:
+            before += bound_processes_of_user(gvisor.with_kernel(profile).pids)
+        return ["/bin/sh", "-c", f'{before}exec "$@"', "sh", *inner]
     before = bounds(profile, seconds)
     if profile.isolation is Isolation.NONE:
         inner = ["/usr/bin/env", *(f"{k}={v}" for k, v in (env or {}).items()), *argv]

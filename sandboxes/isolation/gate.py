@@ -56,7 +56,12 @@ class Gate:
     @property
     def words(self) -> list[str]:
         """Options for bubblewrap."""
-        return ["--json-status-fd", str(self._tell), "--block-fd", str(self._wait), "--seccomp", str(self._filter)]
+        return [*self.unfiltered, "--seccomp", str(self._filter)]
+
+    @property
+    def unfiltered(self) -> list[str]:
+        """The same without the filter, for what filters its calls itself."""
+        return ["--json-status-fd", str(self._tell), "--block-fd", str(self._wait)]
 
     @property
     def child_fds(self) -> tuple[int, ...]:

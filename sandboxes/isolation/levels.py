@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from envfarm.core.errors import IsolationError
-from envfarm.core.sandbox import Isolation
+from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation.bwrap import require_bwrap
+from sandboxes.isolation.gvisor import require_runsc, with_kernel
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 
@@ -15,6 +16,9 @@ def reached(asked: Isolation, surroundings: Surroundings = MACHINE) -> Isolation
     """
     if asked is Isolation.NONE:
         return Isolation.NONE  # the profile says so in as many words
+    if asked is Isolation.GVISOR and surroundings.inside is Isolation.NONE:
+        require_runsc()
+        return Isolation.GVISOR
     level = Isolation.BWRAP if surroundings.inside is Isolation.NONE else surroundings.inside
     if not level.includes(asked):
         raise IsolationError(
@@ -23,3 +27,8 @@ def reached(asked: Isolation, surroundings: Surroundings = MACHINE) -> Isolation
         )
     require_bwrap()
     return level
+
+
+def outside(profile: SandboxProfile) -> SandboxProfile:
+    """What the machine must grant for commands of ``profile``: more than they get where each has a kernel of its own."""
+    return with_kernel(profile) if profile.isolation is Isolation.GVISOR else profile

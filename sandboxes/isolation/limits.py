@@ -14,7 +14,7 @@ from envfarm.core.sandbox import SandboxProfile
 
 _OPEN_FILES = 256
 # The kernel takes what says 1000 before anything else when memory runs out. Root's word on it cannot be taken back.
-_FIRST_TO_GO = "{ echo 1000 > /proc/self/oom_score_adj; } 2>/dev/null; "
+FIRST_TO_GO = "{ echo 1000 > /proc/self/oom_score_adj; } 2>/dev/null; "
 
 
 def bounds(profile: SandboxProfile, seconds: float) -> str:
@@ -26,7 +26,7 @@ def bounds(profile: SandboxProfile, seconds: float) -> str:
         ("f", max(1, profile.disk_bytes // 512)),
         ("d", profile.memory_bytes // 1024),
     )
-    return _FIRST_TO_GO + "".join(f"ulimit -{option} {value} && " for option, value in limits)
+    return FIRST_TO_GO + "".join(f"ulimit -{option} {value} && " for option, value in limits)
 
 
 def bound_processes_of_user(count: int) -> str:
