@@ -33,6 +33,7 @@ from sandboxes.host.runner import Runner
 from sandboxes.host.step import EpisodeState, Step
 from sandboxes.host.work import Closing, Opening
 from sandboxes.isolation.sandbox import SlotSandbox
+from sandboxes.isolation.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
@@ -44,11 +45,13 @@ Answer = Callable[[host_pb2.SlotReply], None]
 class Slot:
     """Room for one episode. Instances and sandboxes are kept by environment and used again."""
 
-    def __init__(self, index: int, ground: Path, surroundings: Surroundings = MACHINE) -> None:
+    def __init__(
+        self, index: int, ground: Path, surroundings: Surroundings = MACHINE, snapshots: SnapshotStore | None = None
+    ) -> None:
         self.index = index
         self._surroundings = surroundings
         self._user = sandbox_user(index)
-        self.workspace = Workspace(ground / f"slot-{index}", self._user, surroundings)
+        self.workspace = Workspace(ground / f"slot-{index}", self._user, surroundings, snapshots)
         self.instances: dict[str, Instance] = {}
         self._sandboxes: dict[str, SlotSandbox] = {}
         self.cause = ""  # of its quarantine
@@ -105,7 +108,8 @@ class Slots:
     ) -> None:
         self._environments = environments
         self._runner = runner
-        self._slots = [Slot(index, ground, surroundings) for index in range(count)]
+        snapshots = SnapshotStore(ground)
+        self._slots = [Slot(index, ground, surroundings, snapshots) for index in range(count)]
         self._free = deque(self._slots)
         self._quarantined: list[Slot] = []
         self._episodes: dict[str, Episode] = {}

@@ -12,19 +12,23 @@ plain folder. In it::
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
 from envfarm.core.errors import SandboxError
 from sandboxes.isolation import mounts
+from sandboxes.isolation.descriptors import by_force
+from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.removal import empty_folder
 
 log = logging.getLogger(__name__)
+TOO_DEEP = 1 << 62
+_ENTRY_BYTES = 4096
+_MAX_DEPTH = 128
 MOUNT_POINTS = ("dev", "proc", "sys", "tmp", "workspace")  # of bubblewrap, in the root
-_REMOVE_SECONDS = 60.0
 
 
 class Area:
@@ -68,7 +72,7 @@ class Area:
             target.mkdir(mode=0o755, exist_ok=True)
             if name == "root":
                 for point in MOUNT_POINTS:
-                    (upper / point).mkdir(mode=0o755, exist_ok=True)
+                    _have_folder(upper / point)
             why = mounts.overlay(lower, upper, work, target)
             if why:
                 raise SandboxError(f"the image {lower} cannot be layered under {target}: {why}")
@@ -80,11 +84,34 @@ class Area:
                 raise SandboxError(f"{self.folder} cannot be unmounted")
             self.mounted_bytes = 0
         else:
-            empty_folder(self.folder)
+            try:
+                empty_folder(self.folder)
+            except OSError as error:
+                raise SandboxError(f"{self.folder} cannot be emptied: {error}") from error
         left = os.listdir(self.folder)  # noqa: PTH208 - names are enough
         if left:
             raise SandboxError(f"{self.folder} cannot be emptied: {left[0]!r} stays in it")
         self.layers = {}
+
+    def discard(self) -> None:
+        """Remove everything and the folder as well; what cannot be goes with the host's other folders."""
+        with contextlib.suppress(OSError, SandboxError):
+            self.throw_away()
+            self.folder.rmdir()
+
+    def move(self, folder: Path) -> None:
+        """Lie elsewhere from now on, in place of an empty folder. Raises :class:`SandboxError`."""
+        if self.mounted_bytes:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            moved = mounts.move(self.folder, folder)
+        else:
+            moved = _renamed(self.folder, folder)
+        if not moved:
+            self.discard()
+            raise SandboxError(f"{self.folder} cannot be moved to {folder}")
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+        self.folder = folder
 
     def _folder(self, name: str) -> None:
         folder = self.folder / name
@@ -93,6 +120,44 @@ class Area:
         folder.chmod(0o1777 if name == "tmp" else 0o755)
         if self._owner is not None:
             os.chown(folder, self._owner, self._owner)
+
+
+def _have_folder(path: Path) -> None:
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        path.unlink()
+    path.mkdir(mode=0o755, exist_ok=True)
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    try:
+        source.rename(target)
+    except OSError:
+        return False
+    return True
+
+
+def used_bytes(path: Path) -> int:
+    """Bytes that a plain folder takes; :data:`TOO_DEEP` when it nests deeper than is good for counting."""
+    try:
+        with opened(path) as folder:
+            return _used(folder, 0)
+    except FileNotFoundError:
+        return 0
+
+
+def _used(folder: int, depth: int) -> int:
+    if depth > _MAX_DEPTH:
+        return TOO_DEEP
+    total = 0
+    with os.scandir(folder) as scan:
+        for entry in scan:
+            with contextlib.suppress(OSError):
+                # An empty file takes an inode, of which a disk has not many more than blocks.
+                total += max(entry.stat(follow_symlinks=False).st_blocks * 512, _ENTRY_BYTES)
+                if entry.is_dir(follow_symlinks=False):
+                    with by_force(entry.name, folder, is_folder=True) as inner:
+                        total += _used(inner, depth + 1)
+    return total
 
 
 @cache
@@ -123,24 +188,3 @@ def _has_files(folder: Path) -> bool:
         return not folder.is_symlink() and any(folder.iterdir())
     except OSError:
         return False
-
-
-def empty_folder(folder: Path) -> None:
-    """Remove what is in ``folder``, however deep. Raises :class:`SandboxError`."""
-    try:
-        for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                _remove_folder(entry.path)
-            else:
-                os.unlink(entry.path)  # noqa: PTH108 - a hot loop
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxError(f"{folder} cannot be emptied: {error}") from error
-
-
-def _remove_folder(path: str) -> None:
-    os.chmod(path, 0o700)  # noqa: PTH101 - model code may have taken our leave away
-    try:
-        shutil.rmtree(path)
-    except (OSError, RecursionError):  # closed folders further down, or more levels than Python can recurse
-        for argv in (["/bin/chmod", "-R", "u+rwx", "--", path], ["/bin/rm", "-rf", "--", path]):
-            subprocess.run(argv, timeout=_REMOVE_SECONDS, check=False, capture_output=True)  # noqa: S603 - ours

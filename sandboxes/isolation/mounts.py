@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from sandboxes.isolation.removal import empty_folder
 
 _PREFIX = "envfarm-host-"
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
@@ -98,9 +99,8 @@ def sweep() -> int:
     for folder in _parent().glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            for workspace in folder.glob("slot-*"):
-                shutil.rmtree(workspace, ignore_errors=True)
             with contextlib.suppress(OSError):
+                empty_folder(folder)
                 folder.rmdir()
                 removed += 1
     return removed

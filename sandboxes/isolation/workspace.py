@@ -5,14 +5,17 @@ Where they lie, and what bounds them, is :mod:`sandboxes.isolation.area`'s matte
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from envfarm.core.errors import ToolError
-from sandboxes.isolation.area import Area
+from envfarm.core.errors import SandboxError, ToolError
+from sandboxes.isolation import files
+from sandboxes.isolation.area import Area, used_bytes
+from sandboxes.isolation.inside import Tree
+from sandboxes.isolation.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 WORKSPACE = "/workspace"
@@ -25,21 +28,30 @@ class Workspace:
     folders: bind each. Attributes are final once :meth:`prepare` has returned.
     """
 
-    def __init__(self, folder: Path, owner: int | None = None, surroundings: Surroundings = MACHINE) -> None:
-        self._folder = folder
-        self._owner = owner  # of the files; none: whoever this process is
+    def __init__(
+        self,
+        folder: Path,
+        owner: int | None = None,
+        surroundings: Surroundings = MACHINE,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        self.name = folder.name
+        self.owner = owner  # of the files; none: whoever this process is
+        self.snapshots = snapshots or SnapshotStore(folder.parent)
+        self.folder = folder
         self._surroundings = surroundings
         self._area: Area | None = None
+        self._changing = threading.RLock()
 
     @property
     def path(self) -> Path:
         """What commands see as /workspace."""
-        return self._folder / "workspace"
+        return self.folder / "workspace"
 
     @property
     def tmp(self) -> Path:
         """What commands see as /tmp."""
-        return self._folder / "tmp"
+        return self.folder / "tmp"
 
     @property
     def root(self) -> Path | None:
@@ -48,7 +60,7 @@ class Workspace:
         Then it has the folders dev, proc, sys, tmp and workspace as places for mounts. Without, it is the image's own
         folder, may lack them, and must be bound read-only.
         """
-        return self._folder / "root" if self.layered else self._surroundings.root
+        return self.folder / "root" if self.layered else self._surroundings.root
 
     @property
     def layered(self) -> bool:
@@ -61,9 +73,19 @@ class Workspace:
         return (self._surroundings.workdir if self.layered else "") or WORKSPACE
 
     @property
+    def image(self) -> str:
+        """Name of the image above whose files the trees lie; empty when none of it was changed."""
+        return self._surroundings.image if self.layered else ""
+
+    @property
     def env(self) -> Mapping[str, str]:
         """Variables that the image gives to commands."""
         return self._surroundings.env
+
+    @property
+    def present(self) -> bool:
+        """Whether the folders have been made."""
+        return self._area is not None
 
     @property
     def bounded(self) -> bool:
@@ -75,88 +97,71 @@ class Workspace:
         area = self._area
         if area is not None and (area.mounted_bytes == disk_bytes or not area.mounted_bytes):
             return
-        self.empty()
-        area = Area(self._folder, self._owner, self._surroundings.root)
-        area.make(disk_bytes)
-        area.mount_layers()
-        self._area = area
+        with self._changing:
+            if self._area is area:
+                self.empty()
+                self._area = self._fresh(self.folder, disk_bytes)
+                self._make_workdir()
 
     def empty(self) -> None:
         """Remove everything. Raises :class:`SandboxError` when something stays."""
-        if self._area is not None:
-            self._area.throw_away()
-            self._area = None
+        with self._changing:
+            if self._area is not None:
+                self._area.throw_away()
+                self._area = None
+            self.snapshots.drop_of(self.name)
+
+    def stage(self, disk_bytes: int, fill: Callable[[Mapping[str, Path]], None]) -> Area:
+        """Other files for this slot, beside the present ones: ``fill`` writes into the folders of :attr:`trees`."""
+        folder = self.folder.with_name(f"{self.folder.name}-{secrets.token_hex(4)}")
+        return self._fresh(folder, disk_bytes, fill)
+
+    def swap(self, staged: Area) -> None:
+        """Put staged files in the place of the present ones, which are gone. Raises :class:`SandboxError`."""
+        with self._changing:
+            if self._area is not None:
+                self._area.throw_away()
+                self._area = None
+            staged.move(self.folder)
+            self._area = staged
+            self._make_workdir()
+
+    @property
+    def trees(self) -> Mapping[str, Path]:
+        """Folders on the host that hold all that was written, by name."""
+        return self._area.trees if self._area is not None else {}
 
     def usage(self) -> int:
-        """Bytes in it now, as far as they can be counted."""
-        total = 0
-        for folder, _, names in os.walk(self._folder):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118 - a hot loop
-        return total
+        """Bytes in it now; without limit when it nests too deep to be counted."""
+        area = self._area
+        if area is None:
+            return 0
+        if area.mounted_bytes:
+            room = os.statvfs(self.folder)
+            return (room.f_blocks - room.f_bfree) * room.f_frsize
+        return used_bytes(self.folder)
 
-    def fill(self, files: Mapping[str, bytes]) -> None:
-        """Write ``files``."""
-        for name, data in files.items():
-            self.write(name, data)
+    def _fresh(self, folder: Path, disk_bytes: int, fill: Callable[[Mapping[str, Path]], None] | None = None) -> Area:
+        area = Area(folder, self.owner, self._surroundings.root)
+        try:
+            area.make(disk_bytes)
+            if fill is not None:
+                fill(area.trees)
+            area.mount_layers()
+        except BaseException:
+            area.discard()
+            raise
+        return area
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write one file, making folders on its way. Raises :class:`ToolError` for a path that leads outside."""
-        with self._opened(name, os.O_WRONLY | os.O_CREAT, make_folders=True) as fd:
-            os.ftruncate(fd, 0)
-            self._give(fd)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-
-    def read(self, name: str, limit: int) -> bytes:
-        """At most ``limit`` bytes of one file. Raises :class:`ToolError` for a path that leads outside or nowhere."""
-        with self._opened(name, os.O_RDONLY, make_folders=False) as fd:
-            parts, left = [], limit
-            while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
-                parts.append(part)
-                left -= len(part)
-            return b"".join(parts)
-
-    @contextlib.contextmanager
-    def _opened(self, name: str, flags: int, *, make_folders: bool) -> Iterator[int]:
-        """Descriptor of a regular file, reached without following a link at any place of the path."""
-        parts = _parts(name)
-        with contextlib.ExitStack() as stack:
-            here = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, here)
+    def _make_workdir(self) -> None:
+        if self.workdir != WORKSPACE:
             try:
-                for part in parts[:-1]:
-                    made = make_folders and _made_folder(part, here)
-                    here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-                    stack.callback(os.close, here)
-                    if made:
-                        self._give(here)
-                # Non-blocking: a named pipe in the place of the file must not hold us.
-                fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=here)
-                stack.callback(os.close, fd)
-            except OSError as error:
-                raise ToolError(f"{name}: {error.strerror} (links are not followed)") from None
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ToolError(f"{name}: not a regular file")
-            yield fd
+                files.make_folder(self.tree, self.workdir)
+            except ToolError as error:
+                raise SandboxError(f"the image's working folder cannot be had: {error}") from error
 
-    def _give(self, fd: int) -> None:
-        if self._owner is not None:
-            os.fchown(fd, self._owner, self._owner)
-
-
-def _made_folder(name: str, parent: int) -> bool:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    path = PurePosixPath(name)
-    if not name or "\0" in name or path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ToolError(f"{name!r}: give a path inside the workspace, relative and without '..'")
-    return path.parts
+    @property
+    def tree(self) -> Tree:
+        """The files as :mod:`sandboxes.isolation.files` finds them."""
+        places = {"workspace": self.path, "tmp": self.tmp}
+        return Tree(root=self.root, places=places, workdir=self.workdir, owner=self.owner)
