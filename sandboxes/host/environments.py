@@ -30,6 +30,8 @@ class Loaded:
         self.limits = cls.limits
         tools = schemas(cls)
         isolation, self.refusal = _reached(cls, surroundings)
+        if cls.profile.image != surroundings.image:
+            self.refusal = _wrong_image(name, cls.profile.image, surroundings.image)
         self.isolation = isolation
         self.executes = _executes(cls)
         self.has_progress = cls.progress is not Environment.progress
@@ -65,9 +67,14 @@ class Environments:
                 self._broken[name] = exception_text(error)
 
     @property
+    def loaded(self) -> list[Loaded]:
+        """What can be run, sorted by name."""
+        return [self._loaded[name] for name in sorted(self._loaded)]
+
+    @property
     def infos(self) -> list[EnvironmentInfo]:
         """What can be run, sorted by name."""
-        return [self._loaded[name].info for name in sorted(self._loaded)]
+        return [loaded.info for loaded in self.loaded]
 
     @property
     def broken(self) -> list[str]:
@@ -83,6 +90,15 @@ class Environments:
             raise ConfigError(f"environment {name!r} could not be loaded: {self._broken[name]}")
         there = ", ".join(sorted(self._loaded)) or "none"
         raise ConfigError(f"this host does not serve environment {name!r} (it serves: {there})")
+
+
+def _wrong_image(name: str, wanted: str, there: str) -> str:
+    has = f"shows the image {there!r}" if there else "has no image"
+    wants = f"asks for the image {wanted!r}" if wanted else "asks for the host's own system"
+    return (
+        f"environment {name!r} {wants}, and this host {has}: "
+        "use a gateway whose backend makes hosts of that image, or another image in the environment's profile"
+    )
 
 
 def _executes(cls: type[Environment]) -> bool:

@@ -73,6 +73,7 @@ async def _serve(settings: HostSettings, environments: Environments, ground: Pat
     server = grpc.aio.server(options=serve_options())
     host_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
     address = bind(server, settings.listen)
+    await slots.prepare()
     await server.start()
     await asyncio.to_thread(announce, settings.address_file, address)
     log.info("host %s serves %d slots at %s", settings.id, settings.slots, address)
@@ -82,7 +83,7 @@ async def _serve(settings: HostSettings, environments: Environments, ground: Pat
     finally:
         await server.stop(0.5)
         await runner.close()
-        slots.close()
+        await slots.close()
         if address.startswith("unix:"):
             _remove_socket(address)
 

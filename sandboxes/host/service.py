@@ -49,6 +49,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
             busy=self._slots.busy,
             quarantined=self._slots.quarantined,
             broken=self._environments.broken,
+            unfit=self._slots.unfit,
         )
 
     async def ListTasks(self, request: host_pb2.ListTasksRequest, context: Any) -> host_pb2.ListTasksResponse:

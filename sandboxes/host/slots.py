@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,52 +26,17 @@ from envfarm.wire.status import to_status
 from envfarm.wire.v1 import host_pb2
 from sandboxes.host.environments import Environments, Loaded
 from sandboxes.host.instance import Instance
+from sandboxes.host.recycling import Recycling
 from sandboxes.host.results import exception_text
 from sandboxes.host.runner import Runner
+from sandboxes.host.slot import Slot
 from sandboxes.host.step import EpisodeState, Step
 from sandboxes.host.work import Closing, Opening
-from sandboxes.isolation.sandbox import SlotSandbox
 from sandboxes.isolation.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
-from sandboxes.isolation.user import sandbox_user
-from sandboxes.isolation.workspace import Workspace
 
 log = logging.getLogger(__name__)
 Answer = Callable[[host_pb2.SlotReply], None]
-
-
-class Slot:
-    """Room for one episode. Instances and sandboxes are kept by environment and used again."""
-
-    def __init__(
-        self, index: int, ground: Path, surroundings: Surroundings = MACHINE, snapshots: SnapshotStore | None = None
-    ) -> None:
-        self.index = index
-        self._surroundings = surroundings
-        self._user = sandbox_user(index)
-        self.workspace = Workspace(ground / f"slot-{index}", self._user, surroundings, snapshots)
-        self.instances: dict[str, Instance] = {}
-        self._sandboxes: dict[str, SlotSandbox] = {}
-        self.cause = ""  # of its quarantine
-        self.stuck: list[threading.Thread] = []
-
-    def sandbox(self, loaded: Loaded) -> SlotSandbox:
-        """What environment code of ``loaded`` sees in this slot."""
-        found = self._sandboxes.get(loaded.name)
-        if found is None:
-            name = f"{self.index}-{len(self._sandboxes)}"
-            found = self._sandboxes[loaded.name] = SlotSandbox(
-                name, self.workspace, loaded.cls.profile, self._user, self._surroundings
-            )
-        return found
-
-    def close(self) -> None:
-        """Let go of everything."""
-        for sandbox in self._sandboxes.values():
-            try:
-                sandbox.close()
-            except FarmError as error:
-                log.warning("slot %d: %s", self.index, error)
 
 
 class Episode:
@@ -110,8 +73,7 @@ class Slots:
         self._runner = runner
         snapshots = SnapshotStore(ground)
         self._slots = [Slot(index, ground, surroundings, snapshots) for index in range(count)]
-        self._free = deque(self._slots)
-        self._quarantined: list[Slot] = []
+        self._recycling = Recycling(self._slots)
         self._episodes: dict[str, Episode] = {}
         self._answered = asyncio.Event()
         self.draining = False
@@ -127,7 +89,16 @@ class Slots:
     @property
     def quarantined(self) -> list[str]:
         """Slots out of use, with their causes."""
-        return [f"slot {slot.index}: {slot.cause}" for slot in self._quarantined]
+        return self._recycling.quarantined
+
+    @property
+    def unfit(self) -> str:
+        """Why this host should be replaced; empty when it need not be."""
+        return self._recycling.unfit
+
+    async def prepare(self) -> None:
+        """Make slots ready ahead of the first episodes."""
+        await self._recycling.prepare(self._environments.loaded)
 
     async def quiet(self, *, released: bool) -> None:
         """Returns once no slot has work that is not answered yet, or (``released``) once every slot is free."""
@@ -146,7 +117,7 @@ class Slots:
         if self.draining:
             raise Unavailable("this host is draining and takes no new episode")
         loaded = self._environments.get(request.environment)
-        slot = self._take()
+        slot = self._take(loaded)
         episode = Episode(request.episode_id, loaded, slot)
         episode.waiting.append(answer)
         self._episodes[episode.id] = episode
@@ -205,8 +176,9 @@ class Slots:
             self.release(episode.id, _nobody)
         return len(expired)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Let go of every slot's folders and groups."""
+        await self._recycling.close()
         for slot in self._slots:
             slot.close()
 
@@ -221,26 +193,13 @@ class Slots:
         else:
             answer(host_pb2.SlotReply(acquired=episode.first))
 
-    def _take(self) -> Slot:
-        if not self._free:
-            self._recover()
-        if not self._free:
-            out = f", {len(self._quarantined)} of them quarantined" if self._quarantined else ""
+    def _take(self, loaded: Loaded) -> Slot:
+        slot = self._recycling.take(loaded)
+        if slot is None:
+            quarantined = len(self.quarantined)
+            out = f", {quarantined} of them quarantined" if quarantined else ""
             raise Unavailable(f"all {len(self._slots)} slots of this host are taken{out}")
-        return self._free.popleft()
-
-    def _recover(self) -> None:
-        """Slots whose stuck threads have ended can be used again."""
-        for slot in list(self._quarantined):
-            slot.stuck = [thread for thread in slot.stuck if thread.is_alive()]
-            if not slot.stuck:
-                try:
-                    slot.workspace.empty()
-                except FarmError:
-                    continue
-                slot.cause = ""
-                self._quarantined.remove(slot)
-                self._free.append(slot)
+        return slot
 
     def _opened(self, episode: Episode, opening: Opening, value: Any, error: BaseException | None) -> None:
         if opening.stuck is not None:
@@ -290,24 +249,21 @@ class Slots:
         if slot.stuck or episode.failure:
             slot.instances.pop(name, None)
         # An instance in which a call still hangs is left alone: two threads must not be in it.
-        closing = Closing(name, slot.sandbox(episode.loaded), None if slot.stuck else episode.instance)
+        closing = Closing(name, None if slot.stuck else episode.instance)
         closing.start(self._runner, partial(self._closed, episode, closing))
 
     def _closed(self, episode: Episode, closing: Closing, dirty: Any, error: BaseException | None) -> None:
         slot = episode.slot
         if closing.stuck is not None:
             slot.stuck.append(closing.stuck)
-        slot.stuck = [thread for thread in slot.stuck if thread.is_alive()]
         if dirty or error is not None:
             log.warning("episode %s: %s", episode.id, dirty or error)
             slot.instances.pop(episode.loaded.name, None)
+        self._recycling.give_back(slot, episode.loaded, partial(self._released, episode))
+
+    def _released(self, episode: Episode) -> None:
         del self._episodes[episode.id]
         self._answered.set()
-        if error is not None or slot.stuck:
-            slot.cause = str(error) if error is not None else "a call of environment code still hangs in it"
-            self._quarantined.append(slot)
-        else:
-            self._free.append(slot)
         for answer in episode.closing or ():
             answer(host_pb2.SlotReply(released=host_pb2.SlotReleased()))
 

@@ -94,11 +94,10 @@ class Opening(Work):
 
 
 class Closing(Work):
-    """Ends an episode. Returns why the instance must not be used again; raises when the workspace stays dirty."""
+    """Ends an episode, as far as environment code is concerned. Returns why the instance must not be used again."""
 
-    def __init__(self, name: str, sandbox: SlotSandbox, instance: Instance | None) -> None:
+    def __init__(self, name: str, instance: Instance | None) -> None:
         super().__init__(name)
-        self.sandbox = sandbox
         self.instance = instance
         self.dirty = ""
 
@@ -111,7 +110,6 @@ class Closing(Work):
                 yield from self.ask(job, "close", self.instance.environment.close, CLOSE_SECONDS)
             except Exception as error:  # user code: the instance is not used again
                 self.dirty = str(error)
-        self.sandbox.empty()
         return self.dirty
 
 

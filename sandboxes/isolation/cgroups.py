@@ -20,6 +20,17 @@ _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "envfarm-"
 _PERIOD_US = 100_000
 CONTROLS = ("memory", "pids", "cpu")
+_BOUNDS = (
+    "memory.max",
+    "memory.swap.max",
+    "memory.oom.group",
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "pids.max",
+    "cpu.max",
+    "cpu.cfs_period_us",
+    "cpu.cfs_quota_us",
+)
 
 
 class SlotGroup:
@@ -37,6 +48,22 @@ class SlotGroup:
     def join_files(self) -> list[str]:
         """Files into which a process writes 0 to join."""
         return sorted({str(folder / "cgroup.procs") for folder in self._folders.values()})
+
+    @property
+    def member_files(self) -> list[Path]:
+        """Files that list the processes inside."""
+        return [Path(file) for file in self.join_files]
+
+    def bounds(self) -> dict[str, str]:
+        """Every bound as the kernel has it now, by file; groups made below ours count as one."""
+        found: dict[str, str] = {}
+        for folder in set(self._folders.values()):
+            for name in _BOUNDS:
+                with contextlib.suppress(OSError):
+                    found[f"{folder}/{name}"] = (folder / name).read_text().strip()
+            with contextlib.suppress(OSError):
+                found[f"{folder}: groups"] = str(folder.stat().st_nlink)
+        return found
 
     def kill(self) -> None:
         """Kill whatever is still inside."""

@@ -13,14 +13,14 @@ from typing import BinaryIO
 
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
-from sandboxes.isolation import cgroups
+from sandboxes.isolation import cgroups, cleanliness
 from sandboxes.isolation import files as slot_files
 from sandboxes.isolation.area import Area
 from sandboxes.isolation.command_line import OUTSIDE, command_line
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.inside import Tree
 from sandboxes.isolation.interruptible import interruptible
-from sandboxes.isolation.levels import reached
+from sandboxes.isolation.levels import outside, reached
 from sandboxes.isolation.memory import exceeds
 from sandboxes.isolation.run import Run
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
@@ -45,8 +45,13 @@ class SlotSandbox:
         self._surroundings = surroundings
         self._user = user
         self._workspace = workspace
+        self._folder = workspace.path.parent
         self._profile = profile
+        self._granted = outside(profile)
         self._group: cgroups.SlotGroup | None = None
+        self._bounds: dict[str, str] = {}  # of the group, at its start
+        self._touched = False
+        self._changing = threading.Lock()
 
     @property
     def isolation(self) -> Isolation:
@@ -65,10 +70,17 @@ class SlotSandbox:
     def prepare(self) -> None:
         """Have everything that :meth:`exec` needs, or raise :class:`IsolationError`. Blocking; off the loop."""
         reached(self._profile.isolation, self._surroundings)
+        with self._changing:
+            self._prepare_files()
+            if self._group is None and self._profile.isolation is not Isolation.NONE:
+                self._group = cgroups.make(self._name, self._granted)
+                self._bounds = self._group.bounds()
+                _say_once(self.controls)
+
+    def _prepare_files(self) -> None:
         self._workspace.prepare(self._profile.disk_bytes)
-        if self._group is None and self._profile.isolation is not Isolation.NONE:
-            self._group = cgroups.make(self._name, self._profile)
-            _say_once(self.controls)
+        if not self._touched and cleanliness.canary_in(self._folder) is None:
+            cleanliness.lay_canary(self._folder)
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Write the task's files. Blocking; off the loop."""
@@ -76,18 +88,46 @@ class SlotSandbox:
         for name, data in files.items():
             slot_files.write(tree, name, data)
 
+    @property
+    def touched(self) -> bool:
+        """Whether anything was run or written, or may have been, since the slot was clean."""
+        return self._touched or (bool(self._workspace.trees) and cleanliness.canary_in(self._folder) is None)
+
     def empty(self) -> None:
-        """Kill what is left and remove all files. Raises ``SandboxError`` when something stays. Blocking."""
-        if self._group is not None:
-            self._group.kill()
+        """Kill what is left, remove all files, and prove that the slot is clean. Blocking; free when untouched.
+
+        Raises :class:`~sandboxes.isolation.cleanliness.Dirty`, or what else keeps it from being clean; then call it
+        again before the slot is used.
+        """
+        with self._changing:
+            if self.touched:
+                self._recycle()
+                self._touched = False
+
+    def _recycle(self) -> None:
+        folder = self._folder
+        canary = cleanliness.canary_in(folder)
+        self._kill_processes()
+        cleanliness.require_closed(folder)
         self._workspace.empty()
+        cleanliness.require_empty(folder, canary)
+        if self._group is not None:
+            try:
+                cleanliness.require_bounds(self._group, self._bounds)
+            except cleanliness.Dirty:
+                self._group.remove()
+                self._group = None  # the next one has the right bounds
+                raise
 
     def close(self) -> None:
-        """Let go of everything."""
-        self.empty()
-        if self._group is not None:
-            self._group.remove()
-            self._group = None
+        """Let go of everything, whether touched or not. Raises as :meth:`empty` does."""
+        try:
+            self.empty()
+            self._workspace.empty()
+        finally:
+            if self._group is not None:
+                self._group.remove()
+                self._group = None
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, making folders on its way. Raises ``ToolError`` that says why it cannot be."""
@@ -144,17 +184,23 @@ class SlotSandbox:
 
     async def import_snapshot(self, source: BinaryIO) -> Snapshot:
         """Read a tar stream as a snapshot of this episode. Raises ``SandboxError`` for what is not one or too large."""
+        self._touched = True
         return await interruptible(
             lambda stop: self._workspace.snapshots.load(source, self._workspace, self._profile.disk_bytes, stop)
         )
 
     async def _end_processes(self) -> None:
         """End whatever runs in this slot."""
-        if self._group is not None:
-            await asyncio.to_thread(self._group.kill)
+        await asyncio.to_thread(self._kill_processes)
+
+    def _kill_processes(self) -> None:
+        confined = self._user is not None and self._profile.isolation is not Isolation.NONE
+        cleanliness.end_processes(None if confined else self._workspace.folder, self._user, self._group)
 
     def _files(self) -> Tree:
-        self._workspace.prepare(self._profile.disk_bytes)
+        with self._changing:
+            self._prepare_files()
+            self._touched = True
         return self._workspace.tree
 
     async def exec(
@@ -168,6 +214,7 @@ class SlotSandbox:
         """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
         if self._group is None or not self._workspace.bounded:
             await asyncio.to_thread(self.prepare)
+        self._touched = True
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
         started = time.monotonic()
         gate = self._gate()
@@ -186,7 +233,7 @@ class SlotSandbox:
         controls = self.controls
         return Gate(
             self._group.join_files if self._group is not None else (),
-            processes=self._profile.pids if self._user is None and "pids" not in controls else None,
+            processes=self._granted.pids if self._user is None and "pids" not in controls else None,
             memory_counted="memory" in controls,
         )
 
@@ -227,7 +274,7 @@ class SlotSandbox:
         if "disk" not in self.controls and self._workspace.usage() > self._profile.disk_bytes:
             return True
         pid = gate.pid if gate is not None else None
-        return pid is not None and "memory" not in self.controls and exceeds(pid, self._profile.memory_bytes)
+        return pid is not None and "memory" not in self.controls and exceeds(pid, self._granted.memory_bytes)
 
 
 @cache

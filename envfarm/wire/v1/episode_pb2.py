@@ -26,7 +26,7 @@ from envfarm.wire.v1 import types_pb2 as envfarm_dot_v1_dot_types__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65nvfarm/v1/episode.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\x1a\x17google/rpc/status.proto\"&\n\x0f\x44\x65scribeRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\"E\n\x10\x44\x65scribeResponse\x12\x31\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x1b.envfarm.v1.EnvironmentInfo\"Q\n\x0cTasksRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"0\n\rTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.envfarm.v1.Task\"\xb3\x01\n\x0bOpenRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x1e\n\x04task\x18\x02 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12*\n\x06reward\x18\x05 \x01(\x0b\x32\x1a.envfarm.v1.RewardSettings\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\"\xf6\x01\n\x0cOpenResponse\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12%\n\x08messages\x18\x03 \x03(\x0b\x32\x13.envfarm.v1.Message\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.envfarm.v1.ToolSchema\x12\x11\n\tcatalogue\x18\x05 \x01(\t\x12\"\n\x06limits\x18\x06 \x01(\x0b\x32\x12.envfarm.v1.Limits\x12(\n\tisolation\x18\x07 \x01(\x0e\x32\x15.envfarm.v1.Isolation\x12\x13\n\x0b\x65nvironment\x18\x08 \x01(\t\"*\n\nTextAction\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xe1\x01\n\x0bStepRequest\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12/\n\x07message\x18\x03 \x01(\x0b\x32\x1c.envfarm.v1.AssistantMessageH\x00\x12&\n\x04text\x18\x04 \x01(\x0b\x32\x16.envfarm.v1.TextActionH\x00\x12\x1b\n\x0esampled_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x11\n\ttruncated\x18\x06 \x01(\x08\x12\r\n\x05limit\x18\x07 \x01(\tB\x08\n\x06\x61\x63tionB\x11\n\x0f_sampled_tokens\"\xd2\x02\n\x0cStepResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12%\n\x08messages\x18\x02 \x03(\x0b\x32\x13.envfarm.v1.Message\x12\'\n\x07results\x18\x03 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12%\n\x05parts\x18\x04 \x03(\x0b\x32\x16.envfarm.v1.RewardPart\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x64one\x18\x06 \x01(\x08\x12$\n\x07outcome\x18\x07 \x01(\x0b\x32\x13.envfarm.v1.Outcome\x12(\n\tdiagnosis\x18\x08 \x01(\x0e\x32\x15.envfarm.v1.Diagnosis\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12-\n\x07message\x18\n \x01(\x0b\x32\x1c.envfarm.v1.AssistantMessageB\t\n\x07_reward\".\n\x0c\x43loseRequest\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rCloseResponse\"8\n\x0fInteractRequest\x12%\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x13.envfarm.v1.Command\"\xad\x01\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.OpenRequestH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.envfarm.v1.StepRequestH\x00\x12)\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x18.envfarm.v1.CloseRequestH\x00\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x42\x06\n\x04kind\"6\n\x10InteractResponse\x12\"\n\x07replies\x18\x01 \x03(\x0b\x32\x11.envfarm.v1.Reply\"\xc0\x01\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.envfarm.v1.OpenResponseH\x00\x12(\n\x04step\x18\x03 \x01(\x0b\x32\x18.envfarm.v1.StepResponseH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.envfarm.v1.CloseResponseH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x06\n\x04kind2\x94\x03\n\x0e\x45pisodeService\x12\x45\n\x08\x44\x65scribe\x12\x1b.envfarm.v1.DescribeRequest\x1a\x1c.envfarm.v1.DescribeResponse\x12<\n\x05Tasks\x12\x18.envfarm.v1.TasksRequest\x1a\x19.envfarm.v1.TasksResponse\x12\x39\n\x04Open\x12\x17.envfarm.v1.OpenRequest\x1a\x18.envfarm.v1.OpenResponse\x12\x39\n\x04Step\x12\x17.envfarm.v1.StepRequest\x1a\x18.envfarm.v1.StepResponse\x12<\n\x05\x43lose\x12\x18.envfarm.v1.CloseRequest\x1a\x19.envfarm.v1.CloseResponse\x12I\n\x08Interact\x12\x1b.envfarm.v1.InteractRequest\x1a\x1c.envfarm.v1.InteractResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65nvfarm/v1/episode.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\x1a\x17google/rpc/status.proto\"&\n\x0f\x44\x65scribeRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\"E\n\x10\x44\x65scribeResponse\x12\x31\n\x0c\x65nvironments\x18\x01 \x03(\x0b\x32\x1b.envfarm.v1.EnvironmentInfo\"Q\n\x0cTasksRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"0\n\rTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.envfarm.v1.Task\"\xc4\x01\n\x0bOpenRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\x1e\n\x04task\x18\x02 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12*\n\x06reward\x18\x05 \x01(\x0b\x32\x1a.envfarm.v1.RewardSettings\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x11\n\ttimeout_s\x18\x07 \x01(\x01\x12\x0f\n\x07lease_s\x18\x08 \x01(\x01\"\xf6\x01\n\x0cOpenResponse\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x12\n\nepisode_id\x18\x02 \x01(\t\x12%\n\x08messages\x18\x03 \x03(\x0b\x32\x13.envfarm.v1.Message\x12%\n\x05tools\x18\x04 \x03(\x0b\x32\x16.envfarm.v1.ToolSchema\x12\x11\n\tcatalogue\x18\x05 \x01(\t\x12\"\n\x06limits\x18\x06 \x01(\x0b\x32\x12.envfarm.v1.Limits\x12(\n\tisolation\x18\x07 \x01(\x0e\x32\x15.envfarm.v1.Isolation\x12\x13\n\x0b\x65nvironment\x18\x08 \x01(\t\"*\n\nTextAction\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xe1\x01\n\x0bStepRequest\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12/\n\x07message\x18\x03 \x01(\x0b\x32\x1c.envfarm.v1.AssistantMessageH\x00\x12&\n\x04text\x18\x04 \x01(\x0b\x32\x16.envfarm.v1.TextActionH\x00\x12\x1b\n\x0esampled_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x11\n\ttruncated\x18\x06 \x01(\x08\x12\r\n\x05limit\x18\x07 \x01(\tB\x08\n\x06\x61\x63tionB\x11\n\x0f_sampled_tokens\"\xd2\x02\n\x0cStepResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12%\n\x08messages\x18\x02 \x03(\x0b\x32\x13.envfarm.v1.Message\x12\'\n\x07results\x18\x03 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12%\n\x05parts\x18\x04 \x03(\x0b\x32\x16.envfarm.v1.RewardPart\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x64one\x18\x06 \x01(\x08\x12$\n\x07outcome\x18\x07 \x01(\x0b\x32\x13.envfarm.v1.Outcome\x12(\n\tdiagnosis\x18\x08 \x01(\x0e\x32\x15.envfarm.v1.Diagnosis\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12-\n\x07message\x18\n \x01(\x0b\x32\x1c.envfarm.v1.AssistantMessageB\t\n\x07_reward\".\n\x0c\x43loseRequest\x12\x0e\n\x06handle\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rCloseResponse\"\x1f\n\x0cTouchRequest\x12\x0f\n\x07handles\x18\x01 \x03(\t\"\x1d\n\rTouchResponse\x12\x0c\n\x04gone\x18\x01 \x03(\t\"8\n\x0fInteractRequest\x12%\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x13.envfarm.v1.Command\"\xd8\x01\n\x07\x43ommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12\'\n\x04open\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.OpenRequestH\x00\x12\'\n\x04step\x18\x03 \x01(\x0b\x32\x17.envfarm.v1.StepRequestH\x00\x12)\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x18.envfarm.v1.CloseRequestH\x00\x12)\n\x05touch\x18\x06 \x01(\x0b\x32\x18.envfarm.v1.TouchRequestH\x00\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x42\x06\n\x04kind\"6\n\x10InteractResponse\x12\"\n\x07replies\x18\x01 \x03(\x0b\x32\x11.envfarm.v1.Reply\"\xec\x01\n\x05Reply\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.envfarm.v1.OpenResponseH\x00\x12(\n\x04step\x18\x03 \x01(\x0b\x32\x18.envfarm.v1.StepResponseH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.envfarm.v1.CloseResponseH\x00\x12*\n\x05touch\x18\x06 \x01(\x0b\x32\x19.envfarm.v1.TouchResponseH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x06\n\x04kind2\x94\x03\n\x0e\x45pisodeService\x12\x45\n\x08\x44\x65scribe\x12\x1b.envfarm.v1.DescribeRequest\x1a\x1c.envfarm.v1.DescribeResponse\x12<\n\x05Tasks\x12\x18.envfarm.v1.TasksRequest\x1a\x19.envfarm.v1.TasksResponse\x12\x39\n\x04Open\x12\x17.envfarm.v1.OpenRequest\x1a\x18.envfarm.v1.OpenResponse\x12\x39\n\x04Step\x12\x17.envfarm.v1.StepRequest\x1a\x18.envfarm.v1.StepResponse\x12<\n\x05\x43lose\x12\x18.envfarm.v1.CloseRequest\x1a\x19.envfarm.v1.CloseResponse\x12I\n\x08Interact\x12\x1b.envfarm.v1.InteractRequest\x1a\x1c.envfarm.v1.InteractResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,27 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKSRESPONSE']._serialized_start=283
   _globals['_TASKSRESPONSE']._serialized_end=331
   _globals['_OPENREQUEST']._serialized_start=334
-  _globals['_OPENREQUEST']._serialized_end=513
-  _globals['_OPENRESPONSE']._serialized_start=516
-  _globals['_OPENRESPONSE']._serialized_end=762
-  _globals['_TEXTACTION']._serialized_start=764
-  _globals['_TEXTACTION']._serialized_end=806
-  _globals['_STEPREQUEST']._serialized_start=809
-  _globals['_STEPREQUEST']._serialized_end=1034
-  _globals['_STEPRESPONSE']._serialized_start=1037
-  _globals['_STEPRESPONSE']._serialized_end=1375
-  _globals['_CLOSEREQUEST']._serialized_start=1377
-  _globals['_CLOSEREQUEST']._serialized_end=1423
-  _globals['_CLOSERESPONSE']._serialized_start=1425
-  _globals['_CLOSERESPONSE']._serialized_end=1440
-  _globals['_INTERACTREQUEST']._serialized_start=1442
-  _globals['_INTERACTREQUEST']._serialized_end=1498
-  _globals['_COMMAND']._serialized_start=1501
-  _globals['_COMMAND']._serialized_end=1674
-  _globals['_INTERACTRESPONSE']._serialized_start=1676
-  _globals['_INTERACTRESPONSE']._serialized_end=1730
-  _globals['_REPLY']._serialized_start=1733
-  _globals['_REPLY']._serialized_end=1925
-  _globals['_EPISODESERVICE']._serialized_start=1928
-  _globals['_EPISODESERVICE']._serialized_end=2332
+  _globals['_OPENREQUEST']._serialized_end=530
+  _globals['_OPENRESPONSE']._serialized_start=533
+  _globals['_OPENRESPONSE']._serialized_end=779
+  _globals['_TEXTACTION']._serialized_start=781
+  _globals['_TEXTACTION']._serialized_end=823
+  _globals['_STEPREQUEST']._serialized_start=826
+  _globals['_STEPREQUEST']._serialized_end=1051
+  _globals['_STEPRESPONSE']._serialized_start=1054
+  _globals['_STEPRESPONSE']._serialized_end=1392
+  _globals['_CLOSEREQUEST']._serialized_start=1394
+  _globals['_CLOSEREQUEST']._serialized_end=1440
+  _globals['_CLOSERESPONSE']._serialized_start=1442
+  _globals['_CLOSERESPONSE']._serialized_end=1457
+  _globals['_TOUCHREQUEST']._serialized_start=1459
+  _globals['_TOUCHREQUEST']._serialized_end=1490
+  _globals['_TOUCHRESPONSE']._serialized_start=1492
+  _globals['_TOUCHRESPONSE']._serialized_end=1521
+  _globals['_INTERACTREQUEST']._serialized_start=1523
+  _globals['_INTERACTREQUEST']._serialized_end=1579
+  _globals['_COMMAND']._serialized_start=1582
+  _globals['_COMMAND']._serialized_end=1798
+  _globals['_INTERACTRESPONSE']._serialized_start=1800
+  _globals['_INTERACTRESPONSE']._serialized_end=1854
+  _globals['_REPLY']._serialized_start=1857
+  _globals['_REPLY']._serialized_end=2093
+  _globals['_EPISODESERVICE']._serialized_start=2096
+  _globals['_EPISODESERVICE']._serialized_end=2500
 # @@protoc_insertion_point(module_scope)

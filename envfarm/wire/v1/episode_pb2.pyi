@@ -137,6 +137,7 @@ class OpenRequest(_message.Message):
     REWARD_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
     environment: _builtins.str
     """Registered name."""
     seed: _builtins.int
@@ -147,6 +148,8 @@ class OpenRequest(_message.Message):
     """Chosen by the client, unique per attempt: a repeated Open with it returns the same episode."""
     timeout_s: _builtins.float
     """Wall seconds for the opening, the wait for a slot included; 0: a minute, and the environment's limit for its reset."""
+    lease_s: _builtins.float
+    """Seconds without a step or a touch until the episode's slot is freed; 0: as long as the episode may last."""
     @_builtins.property
     def task(self) -> _types_pb2.Task:
         """What to start from."""
@@ -165,10 +168,11 @@ class OpenRequest(_message.Message):
         reward: _types_pb2.RewardSettings | None = ...,
         request_id: _builtins.str = ...,
         timeout_s: _builtins.float = ...,
+        lease_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reward", b"reward", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "request_id", b"request_id", "reward", b"reward", "run_id", b"run_id", "seed", b"seed", "task", b"task", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "lease_s", b"lease_s", "request_id", b"request_id", "reward", b"reward", "run_id", b"run_id", "seed", b"seed", "task", b"task", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +431,54 @@ class CloseResponse(_message.Message):
 Global___CloseResponse: _TypeAlias = CloseResponse  # noqa: Y015
 
 @_typing.final
+class TouchRequest(_message.Message):
+    """Renews the leases of episodes while the policy thinks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """From OpenResponse."""
+
+    def __init__(
+        self,
+        *,
+        handles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchRequest: _TypeAlias = TouchRequest  # noqa: Y015
+
+@_typing.final
+class TouchResponse(_message.Message):
+    """Leases were renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GONE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Handles of episodes that have no slot any more."""
+
+    def __init__(
+        self,
+        *,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchResponse: _TypeAlias = TouchResponse  # noqa: Y015
+
+@_typing.final
 class InteractRequest(_message.Message):
     """A batch of commands."""
 
@@ -460,6 +512,7 @@ class Command(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    TOUCH_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, unique among those in flight on this stream."""
@@ -477,6 +530,10 @@ class Command(_message.Message):
     def close(self) -> Global___CloseRequest:
         """End an episode."""
 
+    @_builtins.property
+    def touch(self) -> Global___TouchRequest:
+        """Say that episodes are still wanted."""
+
     def __init__(
         self,
         *,
@@ -484,13 +541,14 @@ class Command(_message.Message):
         open: Global___OpenRequest | None = ...,
         step: Global___StepRequest | None = ...,
         close: Global___CloseRequest | None = ...,
+        touch: Global___TouchRequest | None = ...,
         timeout_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "kind", b"kind", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "kind", b"kind", "open", b"open", "step", b"step", "touch", b"touch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "id", b"id", "kind", b"kind", "open", b"open", "step", b"step", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "id", b"id", "kind", b"kind", "open", b"open", "step", b"step", "timeout_s", b"timeout_s", "touch", b"touch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "step", "close"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "step", "close", "touch"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -530,6 +588,7 @@ class Reply(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    TOUCH_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Id of the command."""
@@ -546,6 +605,10 @@ class Reply(_message.Message):
         """Of close."""
 
     @_builtins.property
+    def touch(self) -> Global___TouchResponse:
+        """Of touch."""
+
+    @_builtins.property
     def error(self) -> _status_pb2.Status:
         """The command failed."""
 
@@ -556,13 +619,14 @@ class Reply(_message.Message):
         open: Global___OpenResponse | None = ...,
         step: Global___StepResponse | None = ...,
         close: Global___CloseResponse | None = ...,
+        touch: Global___TouchResponse | None = ...,
         error: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "error", b"error", "kind", b"kind", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "error", b"error", "kind", b"kind", "open", b"open", "step", b"step", "touch", b"touch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "error", b"error", "id", b"id", "kind", b"kind", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "error", b"error", "id", b"id", "kind", b"kind", "open", b"open", "step", b"step", "touch", b"touch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "step", "close", "error"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "step", "close", "touch", "error"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -49,12 +49,15 @@ class InspectResponse(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
+    UNFIT_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Id given by the backend."""
     slots: _builtins.int
     """Slots in all."""
     busy: _builtins.int
     """Slots taken."""
+    unfit: _builtins.str
+    """Why it should be replaced, since too many slots are out of use; empty: it need not be."""
     @_builtins.property
     def environments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.EnvironmentInfo]:
         """What it can run."""
@@ -76,10 +79,11 @@ class InspectResponse(_message.Message):
         busy: _builtins.int = ...,
         quarantined: _abc.Iterable[_builtins.str] | None = ...,
         broken: _abc.Iterable[_builtins.str] | None = ...,
+        unfit: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "busy", b"busy", "environments", b"environments", "host_id", b"host_id", "quarantined", b"quarantined", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "busy", b"busy", "environments", b"environments", "host_id", b"host_id", "quarantined", b"quarantined", "slots", b"slots", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -177,6 +181,7 @@ class SlotCommand(_message.Message):
     ACQUIRE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    TOUCH_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the gateway, unique among those in flight on this stream."""
     @_builtins.property
@@ -191,6 +196,10 @@ class SlotCommand(_message.Message):
     def release(self) -> Global___ReleaseSlot:
         """Free the slot."""
 
+    @_builtins.property
+    def touch(self) -> Global___TouchSlots:
+        """Episodes whose clients live."""
+
     def __init__(
         self,
         *,
@@ -198,12 +207,13 @@ class SlotCommand(_message.Message):
         acquire: Global___AcquireSlot | None = ...,
         step: Global___RunStep | None = ...,
         release: Global___ReleaseSlot | None = ...,
+        touch: Global___TouchSlots | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "kind", b"kind", "release", b"release", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "kind", b"kind", "release", b"release", "step", b"step", "touch", b"touch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "id", b"id", "kind", b"kind", "release", b"release", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "id", b"id", "kind", b"kind", "release", b"release", "step", b"step", "touch", b"touch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["acquire", "step", "release"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["acquire", "step", "release", "touch"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -220,6 +230,7 @@ class AcquireSlot(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     """Id of the episode."""
     environment: _builtins.str
@@ -228,6 +239,8 @@ class AcquireSlot(_message.Message):
     """Seed of the group."""
     timeout_s: _builtins.float
     """Wall seconds for reset."""
+    lease_s: _builtins.float
+    """Seconds without a step or a touch until the slot is freed; 0: as long as the episode may last."""
     @_builtins.property
     def task(self) -> _types_pb2.Task:
         """What to start from."""
@@ -240,10 +253,11 @@ class AcquireSlot(_message.Message):
         task: _types_pb2.Task | None = ...,
         seed: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
+        lease_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "episode_id", b"episode_id", "seed", b"seed", "task", b"task", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "episode_id", b"episode_id", "lease_s", b"lease_s", "seed", b"seed", "task", b"task", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -460,6 +474,54 @@ class SlotReleased(_message.Message):
 Global___SlotReleased: _TypeAlias = SlotReleased  # noqa: Y015
 
 @_typing.final
+class TouchSlots(_message.Message):
+    """Renews the leases of episodes, whose clients are there though they take no step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def episode_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of episodes."""
+
+    def __init__(
+        self,
+        *,
+        episode_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode_ids", b"episode_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchSlots: _TypeAlias = TouchSlots  # noqa: Y015
+
+@_typing.final
+class SlotsTouched(_message.Message):
+    """Leases were renewed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GONE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of episodes that have no slot here."""
+
+    def __init__(
+        self,
+        *,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotsTouched: _TypeAlias = SlotsTouched  # noqa: Y015
+
+@_typing.final
 class DriveResponse(_message.Message):
     """A batch of slot replies."""
 
@@ -493,6 +555,7 @@ class SlotReply(_message.Message):
     ACQUIRED_FIELD_NUMBER: _builtins.int
     RAN_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
+    TOUCHED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Id of the command."""
@@ -509,6 +572,10 @@ class SlotReply(_message.Message):
         """Of release."""
 
     @_builtins.property
+    def touched(self) -> Global___SlotsTouched:
+        """Of touch."""
+
+    @_builtins.property
     def error(self) -> _status_pb2.Status:
         """The command failed."""
 
@@ -519,13 +586,14 @@ class SlotReply(_message.Message):
         acquired: Global___SlotAcquired | None = ...,
         ran: Global___StepRan | None = ...,
         released: Global___SlotReleased | None = ...,
+        touched: Global___SlotsTouched | None = ...,
         error: _status_pb2.Status | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "error", b"error", "kind", b"kind", "ran", b"ran", "released", b"released"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "error", b"error", "kind", b"kind", "ran", b"ran", "released", b"released", "touched", b"touched"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "error", b"error", "id", b"id", "kind", b"kind", "ran", b"ran", "released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "error", b"error", "id", b"id", "kind", b"kind", "ran", b"ran", "released", b"released", "touched", b"touched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["acquired", "ran", "released", "error"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["acquired", "ran", "released", "touched", "error"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
