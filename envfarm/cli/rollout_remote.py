@@ -28,8 +28,7 @@ IDLE_SECONDS = 300.0
 async def run_remotely(settings: RolloutSettings, progress: Console) -> tuple[str, list[Trajectory]]:
     """Run the episodes; returns the id of the run and its trajectories in the order in which they ended.
 
-    With engines they are driven from here. Without, the farm's workers run them: the run's window is as large as the
-    number of episodes and nothing is ever consumed, so that they start just so many.
+    With engines they are driven from here. Without, the farm's workers run them.
     """
     if settings.train_steps:
         raise ConfigError("--train-steps needs a farm of its own; leave --gateway out, or start envfarm train there")
@@ -52,9 +51,7 @@ async def run_remotely(settings: RolloutSettings, progress: Console) -> tuple[st
             run = await runs.create("rollout", run_settings(settings, settings.environment), new_id("rollout"))
             work = episodes_of(run, settings, channel, engine, folder, progress)
         else:
-            wanted = run_settings(
-                settings, settings.environment, groups_per_version=settings.count, staleness=0, labels={}
-            )
+            wanted = run_settings(settings, settings.environment, groups=settings.count, labels={})
             run = await runs.create("rollout", wanted, new_id("rollout"))
             log = await stack.enter_async_context(LogClient(channel))
             work = _followed(run, settings.count, log, progress)

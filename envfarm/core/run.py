@@ -25,7 +25,8 @@ class RunState(enum.StrEnum):
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed when the run is created. ``seed`` makes every group's seed; ``staleness`` is in policy versions.
 
-    ``reward`` overrides the environment's own weights, caps and gamma where it is given.
+    ``reward`` overrides the environment's own weights, caps and gamma where it is given. ``groups``: most groups that
+    are handed out in all; ``None``: no end.
     """
 
     environment: str
@@ -39,6 +40,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 3
     reward: RewardSettings | None = None
     labels: dict[str, str] = {}
+    groups: int | None = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

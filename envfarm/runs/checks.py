@@ -28,6 +28,8 @@ def check_settings(settings: RunSettings) -> None:
         value = getattr(settings, field)
         if not 1 <= value <= _AT_MOST[field]:
             raise ConfigError(f"{field} is {value}; expected 1 to {_AT_MOST[field]}")
+    if settings.groups is not None and settings.groups < 1:
+        raise ConfigError(f"groups is {settings.groups}; expected at least 1, or none for a run without end")
     if not 0 <= settings.staleness <= 1_000:
         raise ConfigError(f"staleness is {settings.staleness}; expected 0 (on-policy) to 1000 policy versions")
     if not 0 <= settings.seed < 2**63:

@@ -78,10 +78,13 @@ def look(
     ).fetchone()
     ahead = run.groups_issued - consumed(connection, run.id)
     fresh = limit if run.settings.purpose != "train" else max(0, min(limit, window(run) - ahead))
+    most = run.settings.groups
+    if most is not None:
+        fresh = max(0, min(fresh, most - run.groups_issued))
     return Outlook(
         expired=min(expired, limit),
         fresh=min(fresh, limit - min(expired, limit)),
-        waiting_for="" if fresh or expired else _ahead(run, ahead, running),
+        waiting_for="" if fresh or expired else _all_out(run, running) or _ahead(run, ahead, running),
         look_again_s=max(0.0, expires - now) if expires is not None else 60.0,
     )
 
@@ -175,6 +178,13 @@ def _issued_before(connection: sqlite3.Connection, run_id: str, request_id: str)
         return []
     query = "SELECT number FROM tickets WHERE run_id = ? AND request_id = ? ORDER BY number"
     return [number for (number,) in connection.execute(query, (run_id, request_id))]
+
+
+def _all_out(run: Run, running: int) -> str:
+    most = run.settings.groups
+    if most is None or run.groups_issued < most:
+        return ""
+    return f"nothing: all {most} groups of the run were handed out ({running} of them are still running)"
 
 
 def _ahead(run: Run, ahead: int, running: int) -> str:

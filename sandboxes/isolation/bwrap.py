@@ -149,7 +149,8 @@ def _fixed(path: str) -> tuple[str, ...]:
     words = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
     words += ["--cap-drop", "ALL", "--clearenv"]
     words += ["--uid", str(_INNER_USER), "--gid", str(_INNER_USER), "--hostname", "sandbox"]
-    if "--disable-userns" in _features(path):
+    # Where a container shows its sysctls read-only bubblewrap cannot set this one; the call filter forbids the same.
+    if "--disable-userns" in _features(path) and not os.statvfs("/proc/sys").f_flag & os.ST_RDONLY:
         words.append("--disable-userns")
     return tuple(words)
 

@@ -70,6 +70,7 @@ def test_the_farms_workers_run_just_the_episodes_that_a_client_asks_for(farm):
     status, rows, told = rollout(client, "--env", "stockroom", "-n", "5")
     assert status == 0, told
     assert len({row["task"] for row in rows}) == 5
+    assert {row["trajectory"].split("/")[1].split(".")[0] for row in rows} == set("01234")
     assert all(row["outcome"].startswith(("completed", "truncated", "policy_failed")) for row in rows)
 
 

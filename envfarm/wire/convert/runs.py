@@ -20,6 +20,7 @@ def settings_to_pb(settings: RunSettings) -> run_pb2.RunSettings:
         purpose=settings.purpose,
         reward=reward_to_pb(settings.reward) if settings.reward is not None else None,
         labels=settings.labels,
+        groups=settings.groups,
         **{field: getattr(settings, field) for field in _PLAIN},
     )
 
@@ -32,6 +33,7 @@ def settings_from_pb(pb: run_pb2.RunSettings) -> RunSettings:
         purpose=cast(Purpose, pb.purpose or "train"),
         reward=reward_from_pb(pb.reward) if pb.HasField("reward") else None,
         labels=dict(pb.labels),
+        groups=pb.groups if pb.HasField("groups") else None,
         **given,
     )
 

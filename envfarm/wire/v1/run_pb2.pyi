@@ -85,6 +85,7 @@ class RunSettings(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     environment: _builtins.str
     """Registered name."""
     split: _builtins.str
@@ -103,6 +104,8 @@ class RunSettings(_message.Message):
     """"train", "evaluate" or "collect"."""
     max_attempts: _builtins.int
     """Attempts per episode when the farm fails it."""
+    groups: _builtins.int
+    """Most groups that are handed out in all; absent: no end."""
     @_builtins.property
     def reward(self) -> _types_pb2.RewardSettings:
         """Overrides the environment's weights; absent: none."""
@@ -125,13 +128,19 @@ class RunSettings(_message.Message):
         max_attempts: _builtins.int = ...,
         reward: _types_pb2.RewardSettings | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        groups: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "reward", b"reward", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_groups", b"_groups", "_temperature", b"_temperature", "groups", b"groups", "reward", b"reward", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_temperature", b"_temperature", "environment", b"environment", "group_size", b"group_size", "groups_per_version", b"groups_per_version", "labels", b"labels", "max_attempts", b"max_attempts", "purpose", b"purpose", "reward", b"reward", "seed", b"seed", "split", b"split", "staleness", b"staleness", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_groups", b"_groups", "_temperature", b"_temperature", "environment", b"environment", "group_size", b"group_size", "groups", b"groups", "groups_per_version", b"groups_per_version", "labels", b"labels", "max_attempts", b"max_attempts", "purpose", b"purpose", "reward", b"reward", "seed", b"seed", "split", b"split", "staleness", b"staleness", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__groups: _TypeAlias = _typing.Literal["groups"]  # noqa: Y015
+    _WhichOneofArgType__groups: _TypeAlias = _typing.Literal["_groups", b"_groups"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__groups) -> _WhichOneofReturnType__groups | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
 
 Global___RunSettings: _TypeAlias = RunSettings  # noqa: Y015
