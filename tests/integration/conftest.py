@@ -121,6 +121,18 @@ def host_of():
     return running_host
 
 
+@pytest.fixture(scope="session")
+def process_of():
+    """``with process_of("NAME", prefix=None) as process``: a host process for tests that share one."""
+    return host_process
+
+
+@pytest.fixture(scope="session")
+def connection_to():
+    """``async with connection_to(process) as host``."""
+    return connected
+
+
 @pytest.fixture(scope="module")
 def shared_process():
     with host_process("Counter", "Plain", "Workshop", slots=64) as process:
