@@ -31,3 +31,15 @@ class Counter(Environment):
     def progress(self) -> float:
         """Approaches 1."""
         return self.count / (self.count + 100)
+
+
+class Runner(Counter):
+    """Counts by commands in the sandbox."""
+
+    executes = True
+
+    @tool
+    async def run(self, amount: int) -> str:
+        """Run a command that says `amount`."""
+        result = await self.sandbox.exec(["sh", "-c", f"echo {amount} | tee sum"])
+        return result.stdout.decode()

@@ -19,7 +19,7 @@ import msgspec
 
 _PROC = Path("/proc")
 _GROUNDS = Path("/tmp")  # noqa: S108 - where hosts of root have their folders
-_STAY_SECONDS = 2.0  # a process that was killed while it waited for a disk takes a while
+STAY_SECONDS = 2.0  # a process that was killed while it waited for a disk takes a while
 _LOOK_SECONDS = 0.005
 
 
@@ -37,9 +37,9 @@ class Straggler(msgspec.Struct, frozen=True):
 Find = Callable[[], Sequence[Straggler]]
 
 
-def end(find: Find, seconds: float = _STAY_SECONDS) -> Sequence[Straggler]:
+def end(find: Find) -> Sequence[Straggler]:
     """Kill what ``find`` finds until it finds nothing; returns those that stay."""
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + STAY_SECONDS
     while found := find():
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
