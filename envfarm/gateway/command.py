@@ -24,6 +24,9 @@ def gateway(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Episodes that one host holds at once.")] = 256,
     hosts: Annotated[int, typer.Option(min=1, help="Hosts to keep, for each image that environments name.")] = 1,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Start hosts anew when the code of their environments changes (local).")
+    ] = False,
     address_file: Annotated[Path | None, typer.Option(help="Write the bound address here once serving.")] = None,
     keep_hosts: Annotated[bool, typer.Option(help="Leave hosts and episodes alive for the next gateway.")] = False,
     drain_seconds: Annotated[float, typer.Option(min=0, help="Time for steps in flight after SIGTERM.")] = 15.0,
@@ -46,7 +49,7 @@ def gateway(
         listen=listen,
         state=state,
         backend=backend,
-        backend_options=tuple(backend_option or ()),
+        backend_options=(*(backend_option or ()), *(["reload=true"] if reload else [])),
         environments=tuple(environment or ()),
         slots=slots,
         hosts=hosts,

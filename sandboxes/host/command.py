@@ -28,12 +28,15 @@ def host(
         Isolation.NONE
     ),
     image: Annotated[str, typer.Option(help="Name of the image that commands see as their root.")] = "",
+    reload: Annotated[
+        bool, typer.Option(help="End when the code of the environments changes, to be started anew with it.")
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder with the files of that image.")] = None,
 ) -> None:
     """Serve environments and their tools to a gateway."""
     from envfarm.core.ids import new_id
     from sandboxes.host.server import HostSettings, run
-    from sandboxes.isolation.surroundings import Surroundings
+    from sandboxes.isolation.surroundings import surroundings
 
     host_id = host_id or new_id("host")
     settings = HostSettings(
@@ -43,7 +46,8 @@ def host(
         environments=tuple(environment or ()),
         address_file=address_file,
         lease=lease,
-        surroundings=Surroundings(inside=inside, image=image, root=root),
+        reload=reload,
+        surroundings=surroundings(inside=inside, image=image, root=root),
     )
     status = run(settings)
     sys.stdout.flush()

@@ -23,6 +23,7 @@ from sandboxes.host.environments import Environments
 from sandboxes.host.runner import Runner
 from sandboxes.host.service import HostServicer
 from sandboxes.host.slots import Slots
+from sandboxes.host.sources import Sources
 from sandboxes.host.task_pages import TaskPages
 from sandboxes.isolation import cgroups, mounts
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
@@ -31,10 +32,15 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # the loop and the code of environments take turns this often
 SWEEP_SECONDS = 1.0
 TERM_GRACE_SECONDS = 5.0
+RELOAD_SECONDS = 0.5  # between looks at the code of environments
+RELOAD_GRACE_SECONDS = 30.0
 
 
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the flags of ``envfarm host`` say. ``lease``: seconds without a gateway after which it ends itself."""
+    """What the flags of ``envfarm host`` say. ``lease``: seconds without a gateway after which it ends itself.
+
+    ``reload``: it also ends when the code of its environments changes, for whoever made it to start one with the new.
+    """
 
     id: str
     listen: str
@@ -43,6 +49,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     address_file: Path | None
     lease: float
     surroundings: Surroundings = MACHINE
+    reload: bool = False
 
 
 def run(settings: HostSettings) -> int:
@@ -52,10 +59,14 @@ def run(settings: HostSettings) -> int:
     cgroups.sweep()
     mounts.sweep()
     sys.setswitchinterval(SWITCH_SECONDS)
+    sources = None
+    if settings.reload:
+        sys.dont_write_bytecode = True  # a change within the same second may look like what was compiled
+        sources = Sources(settings.environments)
     try:
         environments = Environments(settings.environments, settings.surroundings)
         gc.freeze()  # what is loaded now stays: no need to look through it again and again
-        asyncio.run(_serve(settings, environments, ground))
+        asyncio.run(_serve(settings, environments, ground, sources))
     except FarmError as error:
         log.error("%s", error)  # noqa: TRY400 - for a person, without a trace
         return 2
@@ -64,7 +75,9 @@ def run(settings: HostSettings) -> int:
     return 0
 
 
-async def _serve(settings: HostSettings, environments: Environments, ground: Path) -> None:
+async def _serve(
+    settings: HostSettings, environments: Environments, ground: Path, sources: Sources | None = None
+) -> None:
     for broken in environments.broken:
         log.warning("environment cannot be served: %s", broken)
     runner = Runner()
@@ -78,7 +91,7 @@ async def _serve(settings: HostSettings, environments: Environments, ground: Pat
     await asyncio.to_thread(announce, settings.address_file, address)
     log.info("host %s serves %d slots at %s", settings.id, settings.slots, address)
     try:
-        await _until_over(servicer, slots, settings.lease)
+        await _until_over(servicer, slots, settings.lease, sources)
         await _finish(slots, servicer)
     finally:
         await server.stop(0.5)
@@ -92,8 +105,11 @@ def _remove_socket(address: str) -> None:
     Path(address.removeprefix("unix:")).unlink(missing_ok=True)
 
 
-async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> None:
-    """Returns when drained, terminated, or without a gateway for ``lease`` seconds. Expires episodes meanwhile."""
+async def _until_over(servicer: HostServicer, slots: Slots, lease: float, sources: Sources | None) -> None:
+    """Returns when drained, terminated, or without a gateway for ``lease`` seconds, or when ``sources`` change.
+
+    Expires episodes meanwhile.
+    """
     loop = asyncio.get_running_loop()
 
     def terminated() -> None:
@@ -104,13 +120,19 @@ async def _until_over(servicer: HostServicer, slots: Slots, lease: float) -> Non
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, terminated)
+    pause = min(SWEEP_SECONDS, lease / 4, RELOAD_SECONDS if sources is not None else SWEEP_SECONDS)
     while not servicer.drained.is_set():
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(SWEEP_SECONDS, lease / 4)):
+            async with asyncio.timeout(pause):
                 await servicer.drained.wait()
         slots.expire(time.monotonic())
         if servicer.silence() > lease:
             log.warning("no gateway for %g s: this host ends itself", lease)
+            return
+        if sources is not None and await asyncio.to_thread(sources.changed):
+            log.info("the code of environments has changed: this host ends, and the next one has the new code")
+            servicer.grace = RELOAD_GRACE_SECONDS
+            slots.draining = True
             return
 
 

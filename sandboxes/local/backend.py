@@ -54,12 +54,14 @@ class LocalBackend:
         slots: int,
         max_hosts: int = 1,
         lease: float = LEASE_SECONDS,
+        reload: bool = False,
     ) -> None:
         self._folder = HostFolder(state_dir)
         self._environments = tuple(environments)
         self._slots = slots
         self._max_hosts = max_hosts
         self._lease = lease
+        self._reload = reload
         self._entries: dict[str, _Entry] = {}
         self._starting = 0
         self._changes = Changes()
@@ -159,6 +161,8 @@ class LocalBackend:
         argv = [sys.executable, "-m", "sandboxes.host", "--id", host_id, "--listen", f"unix:{socket}"]
         argv += ["--slots", str(self._slots), "--lease", str(self._lease)]
         argv += ["--address-file", str(self._folder.address_file(host_id))]
+        if self._reload:
+            argv.append("--reload")
         for name in self._environments:
             argv += ["--environment", name]
         with self._folder.log(host_id).open("ab") as sink:
