@@ -158,6 +158,7 @@ class Workspace:
             try:
                 files.make_folder(self.tree, self.workdir)
             except ToolError as error:
+                self.empty()
                 raise SandboxError(f"the image's working folder cannot be had: {error}") from error
 
     @property
