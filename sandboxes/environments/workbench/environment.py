@@ -38,7 +38,7 @@ class Bench(msgspec.Struct, frozen=True):
 
 
 class Workbench(Environment):
-    """Repair a small program with a shell, Python and an editor.
+    """Repair a small program with Python and an editor.
 
     A project has one fault and a test that shows it. What decides is whether the program returns the right values for
     calls that nobody saw, made when the episode is over. ``train`` never ends; ``test`` has programs that no training
