@@ -15,7 +15,11 @@ CARELESS_COUNT ?= 1920
 CARELESS_STEPS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test check format protos policy bench clean
+.PHONY: help install install-dev demo test check format protos policy bench images base-image wheels clean
+
+# Images: what they stand on (empty: the Dockerfile's default), and their tag.
+BASE_IMAGE ?=
+TAG        ?= latest
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,6 +75,15 @@ policy: $(VENV)/.local  ## Make the shipped starting policy anew (five minutes; 
 
 bench: $(VENV)/.dev  ## Measure speed beside ceilings in one run (JSON=FILE writes the figures)
 	$(BIN)/python -m benchmarks $(if $(JSON),--json $(JSON)) $(ARGS)
+
+images:  ## Build the images envfarm-{gateway,host,worker,trainer} (BASE_IMAGE=..., TAG=...)
+	BASE_IMAGE=$(BASE_IMAGE) TAG=$(TAG) sandboxes/images/build gateway host worker trainer
+
+base-image:  ## Make the base image debian-python:bookworm with debootstrap, where no registry can be reached (root)
+	sandboxes/images/base debian-python:bookworm
+
+wheels: $(BIN)/python  ## Fetch the images' packages here, where containers reach no package index (Python 3.11)
+	PYTHON=$(BIN)/python sandboxes/images/wheels
 
 clean:  ## Remove what the other commands made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .envfarm protos/.deps
