@@ -15,8 +15,8 @@ from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups, cleanliness
 from sandboxes.isolation import files as slot_files
-from sandboxes.isolation.area import Area
 from sandboxes.isolation.command_line import OUTSIDE, command_line
+from sandboxes.isolation.copying import Interrupted
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.inside import Tree
 from sandboxes.isolation.interruptible import interruptible
@@ -163,20 +163,20 @@ class SlotSandbox:
         What runs is ended first. The files are prepared aside and put in place at once; a failure or a cancellation
         before that leaves everything as it is. Raises ``SandboxError`` when the snapshot is gone or does not fit.
         """
+        await interruptible(lambda stop: self._restore(snapshot, stop))
 
-        def stage(stop: threading.Event) -> Area:
-            self._files()
-            store = self._workspace.snapshots
-            disk_bytes = self._profile.disk_bytes
-            return self._workspace.stage(disk_bytes, lambda trees: store.fill(snapshot, self._workspace, trees, stop))
-
-        staged = await interruptible(stage)
+    def _restore(self, snapshot: Snapshot, stop: threading.Event) -> None:
+        self._files()
+        files = self._workspace
+        staged = files.stage(self._profile.disk_bytes, lambda trees: files.snapshots.fill(snapshot, files, trees, stop))
         try:
-            await self._end_processes()
+            if stop.is_set():
+                raise Interrupted
+            self._kill_processes()
         except BaseException:
-            await interruptible(lambda _: staged.discard())
+            staged.discard()
             raise
-        await interruptible(lambda _: self._workspace.swap(staged))
+        files.swap(staged)
 
     async def export_snapshot(self, snapshot: Snapshot, target: BinaryIO) -> None:
         """Write a snapshot as a tar stream, for :meth:`import_snapshot` on another machine."""
@@ -188,10 +188,6 @@ class SlotSandbox:
         return await interruptible(
             lambda stop: self._workspace.snapshots.load(source, self._workspace, self._profile.disk_bytes, stop)
         )
-
-    async def _end_processes(self) -> None:
-        """End whatever runs in this slot."""
-        await asyncio.to_thread(self._kill_processes)
 
     def _kill_processes(self) -> None:
         confined = self._user is not None and self._profile.isolation is not Isolation.NONE

@@ -37,7 +37,7 @@ class Workspace:
     ) -> None:
         self.name = folder.name
         self.owner = owner  # of the files; none: whoever this process is
-        self.snapshots = snapshots or SnapshotStore(folder.parent)
+        self.snapshots = SnapshotStore(folder.parent) if snapshots is None else snapshots
         self.folder = folder
         self._surroundings = surroundings
         self._area: Area | None = None
