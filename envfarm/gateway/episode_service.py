@@ -70,6 +70,8 @@ class EpisodeServicer(EpisodeServiceServicer):
             return self._open(command)
         if kind == "close":
             return self._close(command)
+        if kind == "touch":
+            return self._touch(command)
         raise ConfigError("a command without a kind that this gateway knows; is the client newer?")
 
     async def _open(self, command: pb.Command) -> pb.Reply:
@@ -77,6 +79,9 @@ class EpisodeServicer(EpisodeServiceServicer):
 
     async def _close(self, command: pb.Command) -> pb.Reply:
         return pb.Reply(close=await self._episodes.close(command.close, command.timeout_s))
+
+    async def _touch(self, command: pb.Command) -> pb.Reply:
+        return pb.Reply(touch=await self._episodes.touch(command.touch, command.timeout_s))
 
     async def _step(self, request: pb.StepRequest, timeout: float) -> pb.StepResponse:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

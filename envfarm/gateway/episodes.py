@@ -20,6 +20,7 @@ from envfarm.gateway.composition import Compositions
 from envfarm.gateway.handles import Seat, Signer
 from envfarm.gateway.host_link import RELEASE_SECONDS, HostLink, ignore
 from envfarm.gateway.hosts import HostPools
+from envfarm.gateway.liveness import touch
 from envfarm.gateway.served import Served
 from envfarm.gateway.steps import Known, StepDone, StepInFlight, fill_lost
 from envfarm.wire.convert.tasks import limits_to_pb, reward_from_pb
@@ -31,6 +32,8 @@ from envfarm.wire.v1.episode_pb2 import (
     OpenResponse,
     StepRequest,
     StepResponse,
+    TouchRequest,
+    TouchResponse,
 )
 from envfarm.wire.v1.host_pb2 import AcquireSlot, ReleaseSlot, SlotAcquired, SlotCommand
 
@@ -269,6 +272,18 @@ class Episodes:
             self._pool.freed(link)
         return CloseResponse()
 
+    # Keeping
+
+    async def touch(self, request: TouchRequest, timeout: float = 0.0) -> TouchResponse:
+        """Renew the leases of episodes that are open; names those that are not any more."""
+
+        def seat_of(handle: str) -> Seat:
+            known = self._known.get(handle)
+            return known.seat if known is not None else self._signer.verify(handle)
+
+        seconds = min(timeout, QUERY_SECONDS) if timeout > 0 else QUERY_SECONDS
+        return TouchResponse(gone=await touch(request.handles, seat_of, self._pool, seconds))
+
     # Draining
 
     async def drain(self, grace: float, why: str) -> None:
@@ -335,6 +350,7 @@ def _acquire_command(episode_id: str, request: OpenRequest, served: Served, dead
             task=request.task,
             seed=request.seed,
             timeout_s=min(0.95 * deadline.remaining(), served.limits.reset_seconds),  # the host's own error comes first
+            lease_s=request.lease_s,
         )
     )
 

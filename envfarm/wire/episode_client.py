@@ -6,7 +6,7 @@ when the gateway goes away, until its time is up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import grpc.aio
@@ -20,6 +20,7 @@ from envfarm.core.task import Task
 from envfarm.wire.convert.episodes import answer_from_pb, info_from_pb, opened_from_pb
 from envfarm.wire.convert.messages import fill_assistant
 from envfarm.wire.convert.tasks import reward_to_pb, task_from_pb, task_to_pb
+from envfarm.wire.leases import LEASE_SECONDS, Leases
 from envfarm.wire.mux import MuxClient
 from envfarm.wire.retry import retrying
 from envfarm.wire.v1.episode_pb2 import (
@@ -30,6 +31,7 @@ from envfarm.wire.v1.episode_pb2 import (
     OpenRequest,
     Reply,
     TasksRequest,
+    TouchRequest,
 )
 from envfarm.wire.v1.episode_pb2_grpc import EpisodeServiceStub
 
@@ -41,21 +43,26 @@ class EpisodeClient:
 
     Every method raises the farm's errors: :class:`Unavailable` when no gateway (or no free slot) was there until
     ``timeout``, :class:`DeadlineExceeded` when one did not answer in time, and whatever the gateway refused with.
+    ``lease``: seconds after which the slots of its episodes are freed when this client is gone without closing them.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, *, limit: int = 8192) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, limit: int = 8192, lease: float = LEASE_SECONDS) -> None:
         self._stub = EpisodeServiceStub(channel)
         self._mux: MuxClient[Command, Reply] = MuxClient(
             "the gateway", self._stub.Interact, InteractRequest, limit=limit
         )
+        self._lease = lease
+        self._leases = Leases(self._touch, lease)
 
     async def __aenter__(self) -> EpisodeClient:
         await self._mux.__aenter__()
+        await self._leases.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._leases.__aexit__(kind, error, trace)
         await self._mux.__aexit__(kind, error, trace)
 
     async def describe(self, environment: str = "") -> list[EnvironmentInfo]:
@@ -93,10 +100,12 @@ class EpisodeClient:
                 run_id=run_id,
                 reward=reward_to_pb(reward) if reward is not None else None,
                 request_id=request_id,
+                lease_s=self._lease,
             )
         except (ValueError, TypeError) as error:
             raise _unsendable(f"the opening of {environment!r}", error) from error
         reply = await self._command(lambda left: Command(open=request, timeout_s=_told(left)), timeout)
+        self._leases.want(reply.open.handle)
         return opened_from_pb(reply.open)
 
     async def step(
@@ -115,6 +124,7 @@ class EpisodeClient:
         Raises :class:`StepConflict` when the index was used with another action, :class:`ConfigError` for what no
         message can carry: an index out of range, text with half of a surrogate pair.
         """
+        self._leases.want(handle)
         command = Command(timeout_s=_told(timeout))
         request = command.step  # filled in place, which costs half of what protobuf's constructors do
         try:
@@ -142,8 +152,13 @@ class EpisodeClient:
 
     async def close(self, handle: str, reason: str = "", *, timeout: float = 10.0) -> None:
         """End the episode and free its slot; closing twice is no error."""
+        self._leases.forget(handle)
         request = CloseRequest(handle=handle, reason=reason)
         await self._command(lambda left: Command(close=request, timeout_s=_told(left)), timeout)
+
+    async def _touch(self, handles: Sequence[str], timeout: float) -> Sequence[str]:
+        reply = await self._mux.call(Command(touch=TouchRequest(handles=handles), timeout_s=_told(timeout)), timeout)
+        return reply.touch.gone
 
     async def _command(self, make: Callable[[float], Command], timeout: float) -> Reply:
         deadline = Deadline.after(timeout)

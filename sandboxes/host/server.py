@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0005  # the loop and the code of environments take turns this often
 SWEEP_SECONDS = 1.0
 TERM_GRACE_SECONDS = 5.0
+CONTACT_SECONDS = 15.0  # without a word of any gateway, though each asks every few seconds: clients cannot reach us
 RELOAD_SECONDS = 0.5  # between looks at the code of environments
 RELOAD_GRACE_SECONDS = 30.0
 
@@ -125,7 +126,7 @@ async def _until_over(servicer: HostServicer, slots: Slots, lease: float, source
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await servicer.drained.wait()
-        slots.expire(time.monotonic())
+        slots.expire(time.monotonic(), reachable=servicer.silence() < CONTACT_SECONDS)
         if servicer.silence() > lease:
             log.warning("no gateway for %g s: this host ends itself", lease)
             return

@@ -101,5 +101,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
             self._slots.acquire(command.acquire, answer)
         elif kind == "release":
             self._slots.release(command.release.episode_id, answer)
+        elif kind == "touch":
+            self._slots.touch(command.touch.episode_ids, answer)
         else:
             raise ConfigError("a slot command without a kind that this host knows")

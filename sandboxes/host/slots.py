@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Episode:
         self.closing: list[Answer] | None = None  # set: it ends once nothing runs
         self.failure = False
         self.touched = time.monotonic()
+        self.lease = 0.0  # seconds without a sign of its client until it ends; 0: it has none
+        self.heard = self.touched  # when its client gave one that was no command
 
 
 class Slots:
@@ -119,6 +121,7 @@ class Slots:
         loaded = self._environments.get(request.environment)
         slot = self._take(loaded)
         episode = Episode(request.episode_id, loaded, slot)
+        episode.lease = request.lease_s
         episode.waiting.append(answer)
         self._episodes[episode.id] = episode
         opening = Opening(loaded, slot.sandbox(loaded), slot.instances.get(loaded.name), request)
@@ -164,17 +167,33 @@ class Slots:
             if not episode.waiting:
                 self._close(episode)
 
-    def expire(self, now: float) -> int:
-        """Close episodes that nobody has touched for the length of their limit; returns how many."""
-        expired = [
-            e
-            for e in self._episodes.values()
-            if e.closing is None and not e.waiting and now - e.touched > e.loaded.limits.seconds
-        ]
-        for episode in expired:
-            log.info("episode %s: its lease of %g s is over", episode.id, episode.loaded.limits.seconds)
-            self.release(episode.id, _nobody)
-        return len(expired)
+    def expire(self, now: float, *, reachable: bool) -> int:
+        """Close episodes that were idle for as long as they may be; returns how many.
+
+        Unless ``reachable``, no client could say that it still wants its episodes: their leases stand still.
+        """
+        expired = 0
+        for episode in list(self._episodes.values()):
+            if not reachable:
+                episode.heard = now
+            if episode.closing is None and not episode.waiting:
+                why = _why_over(episode, now)
+                if why:
+                    log.info("episode %s is over: %s", episode.id, why)
+                    self.release(episode.id, _nobody)
+                    expired += 1
+        return expired
+
+    def touch(self, episode_ids: Iterable[str], answer: Answer) -> None:
+        """Renew leases; the answer names the episodes that are not here."""
+        now, gone = time.monotonic(), []
+        for episode_id in episode_ids:
+            episode = self._episodes.get(episode_id)
+            if episode is None or episode.closing is not None:
+                gone.append(episode_id)
+            else:
+                episode.heard = now
+        answer(host_pb2.SlotReply(touched=host_pb2.SlotsTouched(gone=gone)))
 
     async def close(self) -> None:
         """Let go of every slot's folders and groups."""
@@ -266,6 +285,14 @@ class Slots:
         self._answered.set()
         for answer in episode.closing or ():
             answer(host_pb2.SlotReply(released=host_pb2.SlotReleased()))
+
+
+def _why_over(episode: Episode, now: float) -> str:
+    if now - episode.touched > episode.loaded.limits.seconds:
+        return f"no step for {episode.loaded.limits.seconds:g} s, all the time that it has"
+    if episode.lease and now - max(episode.touched, episode.heard) > episode.lease:
+        return f"no sign of its client for {episode.lease:g} s"
+    return ""
 
 
 def _typed(episode: Episode, error: BaseException | None) -> FarmError:
