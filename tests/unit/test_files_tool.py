@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,61 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envfarm.core.errors import ToolError
-from envfarm.core.sandbox import FileEntry, FileKind
 from sandboxes.tools import search
 from sandboxes.tools.files import Files
 from sandboxes.tools.mismatch import explanation
 from sandboxes.tools.text import Text, numbered, occurrences
 
 
-class Folder:
-    """The file part of a sandbox over a folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    async def write(self, path: str, data: bytes) -> None:
-        target = self.root / path
-        if target.is_dir():
-            raise ToolError(f"{path}: is a folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-
-    async def read(self, path: str, limit: int = 1 << 20) -> bytes:
-        try:
-            with (self.root / path).open("rb") as file:
-                return file.read(limit)
-        except OSError as error:
-            raise ToolError(f"{path}: {error.strerror}") from None
-
-    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10_000) -> Sequence[FileEntry]:
-        top = self.root / path
-        if not top.is_dir():
-            raise ToolError(f"{path}: not a folder")
-        entries = []
-        for folder, folders, names in os.walk(top):
-            here = Path(folder).relative_to(top)
-            if len(here.parts) >= depth:
-                continue
-            kinds = [(n, FileKind.FOLDER) for n in folders] + [(n, FileKind.FILE) for n in names]
-            entries += [FileEntry(path=str(here / n), kind=k, size=(top / here / n).stat().st_size) for n, k in kinds]
-        return sorted(entries, key=lambda e: e.path)[:limit]
+@pytest.fixture
+def folder(slot) -> Path:
+    """The working folder of a real slot, as the host sees it."""
+    return slot._workspace.path
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path
+def files_in(slot):
+    def made_with(**arguments: int) -> Files:
+        made = Files(**arguments)
+        made.sandbox = slot
+        return made
 
-
-def files_in(folder: Path, **arguments: int) -> Files:
-    made = Files(**arguments)
-    made.sandbox = Folder(folder)  # type: ignore[assignment]
-    return made
+    return made_with
 
 
 @pytest.fixture
-def files(folder: Path) -> Files:
-    return files_in(folder)
+def files(files_in) -> Files:
+    return files_in()
 
 
 PROGRAM = b"def add(a, b):\n    return a - b\n\n\ndef sub(a, b):\n    return a - b\n"
@@ -95,27 +63,27 @@ async def test_a_range_that_is_not_in_the_file_is_told_with_the_number_of_lines(
         await files.str_replace_editor("view", "a.txt", view_range=view_range)
 
 
-async def test_a_long_file_is_cut_with_the_range_to_ask_for_next(folder):
+async def test_a_long_file_is_cut_with_the_range_to_ask_for_next(folder, files_in):
     (folder / "a.txt").write_text("".join(f"{i}\n" for i in range(1, 101)))
-    text = await files_in(folder, max_lines=10).str_replace_editor("view", "a.txt")
+    text = await files_in(max_lines=10).str_replace_editor("view", "a.txt")
     assert text.startswith("a.txt, lines 1-10 of 100:")
     assert "use view_range=[11, 100]" in text
-    text = await files_in(folder, max_bytes=50).str_replace_editor("view", "a.txt", view_range=[50, 80])
+    text = await files_in(max_bytes=50).str_replace_editor("view", "a.txt", view_range=[50, 80])
     assert text.startswith("a.txt, lines 50-5")
     assert "view_range=[5" in text
     assert len(text) < 250
 
 
-async def test_a_very_long_line_is_cut_and_says_by_how_much(folder):
+async def test_a_very_long_line_is_cut_and_says_by_how_much(folder, files_in):
     (folder / "a.txt").write_text("x" * 5000 + "\nshort\n")
-    text = await files_in(folder, max_line=100).str_replace_editor("view", "a.txt")
+    text = await files_in(max_line=100).str_replace_editor("view", "a.txt")
     assert "[... 4900 characters cut ...]" in text
     assert text.endswith("     2\tshort")
 
 
-async def test_a_file_larger_than_can_be_edited_is_viewed_in_part_and_not_edited(folder):
+async def test_a_file_larger_than_can_be_edited_is_viewed_in_part_and_not_edited(folder, files_in):
     (folder / "big.txt").write_bytes(b"0123456789\n" * 1000)
-    files = files_in(folder, max_file_bytes=1000)
+    files = files_in(max_file_bytes=1000)
     assert "larger than the 1000 bytes" in await files.str_replace_editor("view", "big.txt", view_range=[1, 2])
     with pytest.raises(ToolError, match="larger than the 1000 bytes that can be edited"):
         await files.str_replace_editor("str_replace", "big.txt", old_str="0", new_str="1")
@@ -141,7 +109,7 @@ async def test_a_view_of_a_folder_lists_two_levels_without_hidden_ones(files, fo
 async def test_an_empty_file_and_a_missing_one_are_told_apart(files, folder):
     (folder / "a.txt").write_bytes(b"")
     assert await files.str_replace_editor("view", "a.txt") == "a.txt is empty."
-    with pytest.raises(ToolError, match="No such file"):
+    with pytest.raises(ToolError, match="no such file or folder"):
         await files.str_replace_editor("view", "b.txt")
 
 
@@ -294,21 +262,37 @@ def test_a_replacement_is_what_it_is_for_str(content, old, new):
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text(alphabet="abc\x0c\u2028\r", max_size=8), max_size=12), st.data())
-async def test_a_view_of_any_range_shows_those_lines_under_their_numbers(tmp_path_factory, lines, data):
-    folder = tmp_path_factory.mktemp("view")
-    (folder / "a.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
-    shown = Text.decode((folder / "a.txt").read_bytes()).lines
+def test_a_view_of_any_range_shows_those_lines_under_their_numbers(lines, data):
+    content = "".join(f"{line}\n" for line in lines).encode()
+    shown = Text.decode(content).lines
     first = data.draw(st.integers(1, max(1, len(shown))))
     last = data.draw(st.integers(first, max(first, len(shown))))
-    text = await files_in(folder).str_replace_editor("view", "a.txt", view_range=[first, last])
-    body = text.partition("\n")[2]
-    assert body == numbered(shown[first - 1 : last], first, 1000)
+    text = Files()._page("a.txt", content, [first, last])
+    assert text.partition("\n")[2] == numbered(shown[first - 1 : last], first, 1000)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.text(alphabet="ab \t", max_size=6), max_size=8), st.text(alphabet="ab \t\n", max_size=20))
 def test_every_text_that_is_not_there_gets_some_explanation(lines, old):
     assert explanation(lines, old, 100)
+
+
+async def test_paths_are_those_that_a_command_in_the_sandbox_sees(files, slot):
+    await files.str_replace_editor("create", "/tmp/a.txt", file_text="one\n")
+    await files.str_replace_editor("create", "sub/b.txt", file_text="two\n")
+    seen = await slot.exec(["cat", "/tmp/a.txt", "/workspace/sub/b.txt"])
+    assert seen.stdout == b"one\ntwo\n"
+    assert "     1\ttwo" in await files.str_replace_editor("view", "/workspace/sub/b.txt")
+    assert await files.grep("one", "/tmp") == "/tmp/a.txt:1:one"
+    assert await files.str_replace_editor("view", "/workspace") == "/workspace/sub/\n/workspace/sub/b.txt"
+
+
+async def test_a_link_out_of_the_sandbox_leads_nowhere(files, slot):
+    await slot.exec(["sh", "-c", "ln -s /etc/shadow s; ln -s ../../../../../../etc e; ln -s /root r"])
+    for path in ("s", "e/shadow", "r/.ssh", "../../etc/shadow"):
+        with pytest.raises(ToolError):
+            await files.str_replace_editor("view", path)
+    assert "root:" not in await files.grep("root:")
 
 
 # Search
@@ -339,7 +323,7 @@ async def test_grep_knows_the_beginning_and_the_end_of_a_line_whatever_ends_it(f
 
 
 async def test_grep_in_a_path_that_is_not_there_is_an_error(files):
-    with pytest.raises(ToolError, match="No such file"):
+    with pytest.raises(ToolError, match="no such file or folder"):
         await files.grep("x", "nowhere")
 
 
@@ -359,12 +343,12 @@ async def test_a_pattern_that_would_hang_a_backtracking_engine_does_not_hang_thi
     assert time.monotonic() - started < search.SECONDS + 3.0
 
 
-async def test_a_search_is_bounded_in_its_matches_and_in_what_it_shows(folder):
+async def test_a_search_is_bounded_in_its_matches_and_in_what_it_shows(folder, files_in):
     (folder / "a.txt").write_text("needle in a long line " + "x" * 5000 + "\n" + "needle\n" * 500)
-    text = await files_in(folder, max_entries=20).grep("needle")
+    text = await files_in(max_entries=20).grep("needle")
     assert "only the first 20 matching lines are shown" in text
     assert text.count("\n") == 20
-    far = await files_in(folder).grep("x needle|xx$")
+    far = await files_in().grep("x needle|xx$")
     assert len(far) < 600
 
 
