@@ -84,7 +84,7 @@ class TreeCopy:
     def _leaf(self, name: str, info: os.stat_result, source: int, target: int) -> None:
         kind = stat.S_IFMT(info.st_mode)
         if kind == stat.S_IFREG:
-            self._file(name, source, target)
+            self._file(name, info, source, target)
         elif kind == stat.S_IFLNK:
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
             self._own(name, target, info)
@@ -105,7 +105,7 @@ class TreeCopy:
         self.files += 1
         return True
 
-    def _file(self, name: str, source: int, target: int) -> None:
+    def _file(self, name: str, seen: os.stat_result, source: int, target: int) -> None:
         with by_force(name, source, is_folder=False) as here:
             info = os.fstat(here)
             if not stat.S_ISREG(info.st_mode):
@@ -113,7 +113,7 @@ class TreeCopy:
             there = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
             try:
                 self._data(here, there, info.st_size)
-                self._finish(here, there, info)
+                self._finish(here, there, seen)  # its mode before it was opened by force
                 self._count(os.fstat(there))
             finally:
                 os.close(there)
