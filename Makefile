@@ -15,7 +15,7 @@ CARELESS_COUNT ?= 1920
 CARELESS_STEPS ?= 120
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test check format protos policy bench images base-image wheels clean
+.PHONY: help install install-dev demo test check format protos policy bench images base-image wheels pins clean
 
 # Images: what they stand on (empty: the Dockerfile's default), and their tag.
 BASE_IMAGE ?=
@@ -84,6 +84,9 @@ base-image:  ## Make the base image debian-python:bookworm with debootstrap, whe
 
 wheels: $(BIN)/python  ## Fetch the images' packages here, where containers reach no package index (Python 3.11)
 	PYTHON=$(BIN)/python sandboxes/images/wheels
+
+pins: $(BIN)/python  ## Pin the images' packages anew (Python 3.11)
+	PYTHON=$(BIN)/python sandboxes/images/pin
 
 clean:  ## Remove what the other commands made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .envfarm protos/.deps
