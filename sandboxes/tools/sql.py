@@ -28,8 +28,8 @@ import msgspec
 from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import ConfigError, IsolationError, SandboxError, ToolError
 from envfarm.core.sandbox import ExecResult
-from sandboxes.isolation.bwrap import python
 from sandboxes.tools import sql_inside
+from sandboxes.tools.interpreter import interpreter
 
 MAX_QUERY = 100_000  # characters
 _GRACE_SECONDS = 2.0  # for the interpreter, beside the query's own time
@@ -169,7 +169,7 @@ class Sql(Toolset):
             "max_cell": self._max_cell,
             "max_bytes": 1 << 20 if exact else self._max_bytes,
         }
-        argv = [python(), "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
+        argv = [interpreter(self), "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
         stdin = msgspec.json.encode(request)
         return self._reply(await self.sandbox.exec(argv, stdin=stdin, seconds=self._seconds + _GRACE_SECONDS))
 
@@ -184,9 +184,7 @@ class Sql(Toolset):
         if result.timed_out:
             return _Reply(results=[], error="interrupted")
         if result.exit_code == _NOT_FOUND:
-            raise IsolationError(
-                f"{python()} cannot be reached from inside the sandbox; the image needs Python for Sql"
-            )
+            raise IsolationError(f"Sql needs Python inside the sandbox: there is no {interpreter(self)} in its image")
         if result.exit_code in (137, -9):
             return _Reply(results=[], error="out of memory")
         last = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from envfarm.core.errors import ConfigError, ToolError
+from envfarm.core.environment import Environment
+from envfarm.core.errors import ConfigError, IsolationError, ToolError
 from envfarm.core.sandbox import SandboxProfile
+from sandboxes.isolation.bwrap import python
 from sandboxes.isolation.sandbox import slot_sandbox
+from sandboxes.tools.interpreter import interpreter
 from sandboxes.tools.sql import Sql, database
 
 SHOP = """
@@ -242,6 +245,31 @@ async def test_a_database_that_was_tampered_with_is_an_error_and_not_a_crash(sql
     await slot.write("database.sqlite", b"SQLite format 3\0" + b"\xff" * 5000)
     with pytest.raises(ToolError, match="error: "):
         await sql.execute_sql("SELECT * FROM item")
+
+
+@pytest.mark.parametrize("missing", ["/nowhere/python3", "python-that-is-not-there"])
+async def test_an_image_without_python_is_the_fault_of_nobody_who_plays(sql, monkeypatch, missing):
+    monkeypatch.setattr("sandboxes.tools.sql.interpreter", lambda toolset: missing)
+    with pytest.raises(IsolationError, match="Sql needs Python inside the sandbox"):
+        await sql.execute_sql("SELECT 1")
+
+
+def test_with_an_image_its_own_python_is_asked_for():
+    class Boxed(Environment):
+        """Runs in an image."""
+
+        profile = SandboxProfile(image="python:3.12")
+        toolsets = (Sql(),)
+
+    class Unboxed(Environment):
+        """Runs in the host's system."""
+
+        toolsets = (Sql(),)
+
+    made = [cls() for cls in (Boxed, Unboxed)]
+    for environment in made:
+        environment.equip(None)  # type: ignore[arg-type]
+    assert [interpreter(environment.toolset(Sql)) for environment in made] == ["python3", python()]
 
 
 async def test_two_slots_have_a_database_each(slot_ground, sql):
