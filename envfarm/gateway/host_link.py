@@ -43,6 +43,7 @@ class HostLink:
         self.acquiring = 0
         self.cause = ""  # why it is given up, once it is
         self.quarantined: tuple[str, ...] = ()  # slots out of use, with their causes
+        self.unfit = ""  # why it should be replaced, by its own account: it gets no new episodes
         self._channel = connect(host.address)
         self._stub = HostServiceStub(self._channel)
         self._mux: MuxClient[SlotCommand, SlotReply] = MuxClient(f"host {host.id}", self._stub.Drive, DriveRequest)
@@ -65,7 +66,7 @@ class HostLink:
     @property
     def free(self) -> int:
         """Slots that seem to be free."""
-        return self.slots - self.busy
+        return self.slots - self.busy if not self.unfit else 0
 
     def given_up(self) -> bool:
         """Whether this host must not be used any more."""
@@ -130,6 +131,7 @@ class HostLink:
         self.quarantined = tuple(state.quarantined)
         self.slots = state.slots - len(self.quarantined)
         self.busy = state.busy + self.acquiring
+        self.unfit = state.unfit
 
 
 def ignore(_result: SlotReply | FarmError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from envfarm.core.errors import DeadlineExceeded, FarmError, SandboxError, Unavailable
@@ -17,6 +18,7 @@ WAITING_HEARTBEAT_SECONDS = 0.5  # while somebody waits for a slot: leases end w
 CHECKS = 3
 CHECK_PAUSE_SECONDS = 0.2
 INSPECT_SECONDS = 10.0
+UNFIT_SECONDS = 120.0  # that the episodes of a host have to end in, once it says that it should be replaced
 
 
 async def linked(host: Host, *, ours: bool = True) -> tuple[HostLink, InspectResponse]:
@@ -39,6 +41,7 @@ async def linked(host: Host, *, ours: bool = True) -> tuple[HostLink, InspectRes
 async def tend(link: HostLink, *, hurried: Callable[[], bool], reported: Callable[[], None]) -> None:
     """Returns when the host is lost, with ``link.cause``. ``reported`` is called after every report."""
     known = set(link.quarantined)
+    unfit_since: float | None = None
     while not link.given_up():
         suspected = await link.next_check(WAITING_HEARTBEAT_SECONDS if hurried() else HEARTBEAT_SECONDS)
         if link.given_up():
@@ -52,6 +55,10 @@ async def tend(link: HostLink, *, hurried: Callable[[], bool], reported: Callabl
             if cause not in known:
                 log.warning("host %s: slot in quarantine: %s", link.host.id, cause)
         known = set(link.quarantined)
+        unfit_since = (unfit_since or time.monotonic()) if link.unfit else None
+        if unfit_since is not None and (not link.busy or time.monotonic() - unfit_since > UNFIT_SECONDS):
+            link.cause = f"it is unfit: {link.unfit}"
+            return
         reported()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,8 @@ THREADS = 2
 PREPARED = 128  # slots at most that are prepared before the host serves
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 60.0
-UNFIT_SHARE = 0.5  # of all slots in quarantine: the host should be replaced
+UNFIT_SHARE = 0.5  # of all slots in quarantine, and
+UNFIT_SECONDS = 10.0  # for that long: the host should be replaced
 _HANGS = "a call of environment code still hangs in it"
 
 
@@ -59,6 +61,7 @@ class _Quarantine:
     def __init__(self, loaded: Loaded, cause: str) -> None:
         self.loaded = loaded
         self.cause = cause
+        self.since = time.monotonic()
         self.tries = 0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -82,11 +85,11 @@ class Recycling:
     @property
     def unfit(self) -> str:
         """Why the host should be replaced; empty when it need not be."""
-        out = len(self._quarantined)
-        if out < max(1, UNFIT_SHARE * self._count):
+        lately = time.monotonic() - UNFIT_SECONDS
+        out = [place for place in self._quarantined.values() if place.since <= lately]
+        if len(out) < max(1, UNFIT_SHARE * self._count):
             return ""
-        last = next(reversed(self._quarantined.values())).cause
-        return f"{out} of its {self._count} slots are in quarantine, the last one because {last}"
+        return f"{len(out)} of its {self._count} slots are in quarantine, the last one because {out[-1].cause}"
 
     def take(self, loaded: Loaded) -> Slot | None:
         """A clean slot; ``None`` when none is free."""

@@ -25,6 +25,7 @@ from sandboxes.host.service import HostServicer
 from sandboxes.host.slots import Slots
 from sandboxes.host.sources import Sources
 from sandboxes.host.task_pages import TaskPages
+from sandboxes.hosting.sockets import remove_socket
 from sandboxes.isolation import cgroups, mounts
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
@@ -103,7 +104,7 @@ async def _serve(
 
 
 def _remove_socket(address: str) -> None:
-    Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+    remove_socket(Path(address.removeprefix("unix:")))
 
 
 async def _until_over(servicer: HostServicer, slots: Slots, lease: float, sources: Sources | None) -> None:

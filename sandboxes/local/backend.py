@@ -18,6 +18,7 @@ import psutil
 from envfarm.core.errors import IsolationError, SandboxError
 from envfarm.core.ids import new_id
 from envfarm.core.sandbox import Host, HostState, Isolation, SandboxProfile
+from sandboxes.hosting import sockets
 from sandboxes.hosting.changes import Changes
 from sandboxes.hosting.contact import announced, answers
 from sandboxes.isolation import cgroups, mounts
@@ -192,6 +193,7 @@ class LocalBackend:
             if self._adopted:
                 return
             await asyncio.to_thread(self._folder.prepare)
+            await asyncio.to_thread(sockets.sweep)
             self._isolation = await asyncio.to_thread(_isolation)
             for record in await asyncio.to_thread(self._folder.records):
                 await self._adopt_one(record)
@@ -251,6 +253,7 @@ def _sweep() -> None:
     """What a killed host could not remove itself."""
     mounts.sweep()
     cgroups.sweep()
+    sockets.sweep()
 
 
 def _isolation() -> Isolation:
