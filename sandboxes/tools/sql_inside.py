@@ -7,12 +7,15 @@ too much ends with a sentence and not with the death of this process.
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 import sqlite3
 import sys
 import time
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # a module that takes longer to load than most queries
+    from typing import Any
 
 # Pragmas that only tell, and one setting that concerns nobody but the connection.
 _PRAGMAS = {
@@ -135,7 +138,7 @@ def _result(cursor: sqlite3.Cursor, request: dict[str, Any], room: int) -> tuple
 def _cell(value: Any, width: int | None) -> Any:
     """A value as it is (``width`` is ``None``; bytes in base 64), or as text of at most ``width`` characters."""
     if width is None:
-        return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+        return {"bytes": binascii.b2a_base64(value, newline=False).decode()} if isinstance(value, bytes) else value
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
