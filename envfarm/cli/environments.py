@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
+import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,8 +143,9 @@ def try_out(
     seconds: Annotated[float, typer.Option(help="Give up after this long.")] = 60.0,
 ) -> None:
     """Try an environment out in a real host: tasks, resets, every tool, bad input, rewards, repeatability."""
-    with tempfile.TemporaryDirectory(prefix="envfarm-test-") as scratch:
-        checks = foreground.run(_bounded(absolute(name), Path(scratch), seconds))
+    with _scratch() as (scratch, tell):
+        checks = foreground.run(_bounded(absolute(name), scratch, seconds))
+        tell(" ".join(check.detail for check in checks))
     console = Console()
     if as_json:
         console.print_json(json.dumps([msgspec.to_builtins(c) for c in checks]))
@@ -149,6 +153,24 @@ def try_out(
         _print_checks(console, checks)
     if not all(c.ok for c in checks):
         raise FarmError(f"{sum(not c.ok for c in checks)} of {len(checks)} checks failed")
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[tuple[Path, Callable[[str], None]]]:
+    """A folder for the state of a farm, and whom to tell what is said to the user.
+
+    It is kept when that names a file in it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="envfarm-test-"))
+    said: list[str] = []
+    try:
+        yield folder, said.append
+    except FarmError as error:
+        said.append(str(error))
+        raise
+    finally:
+        if not any(str(folder) in text for text in said):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _bounded(name: str, state: Path, seconds: float) -> list[Check]:
