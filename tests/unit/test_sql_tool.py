@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from envfarm.core.environment import Environment
 from envfarm.core.errors import ConfigError, IsolationError, ToolError
@@ -16,6 +18,7 @@ from sandboxes.isolation.bwrap import python
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.tools.interpreter import interpreter
 from sandboxes.tools.sql import Sql, database
+from sandboxes.tools.sql_inside import _statements
 
 SHOP = """
 CREATE TABLE item (name TEXT PRIMARY KEY, price REAL, stock INTEGER NOT NULL DEFAULT 0);
@@ -59,6 +62,22 @@ async def test_a_change_says_how_many_rows_and_lasts(sql):
 async def test_several_statements_show_what_each_of_them_brought(sql):
     text = await sql.execute_sql("CREATE TABLE t (a); INSERT INTO t VALUES (';'), (2); SELECT count(*) AS n FROM t")
     assert text == "OK\n\nOK, 2 rows changed\n\nn\n---\n2\n(1 row)"
+
+
+async def test_semicolons_inside_a_trigger_a_text_or_a_comment_end_no_statement(sql):
+    text = await sql.execute_sql(
+        "CREATE TRIGGER t AFTER INSERT ON sale BEGIN UPDATE item SET stock = 0; DELETE FROM item WHERE stock > 5; END; "
+        "-- one; two\nINSERT INTO sale VALUES ('a;b', 1); /* ; */ SELECT 'x;y' AS t"
+    )
+    assert text == "OK\n\nOK, 1 row changed\n\nt\n---\nx;y\n(1 row)"
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.text(alphabet="ab;'\"-*/\n ", max_size=40))
+def test_a_script_is_the_sum_of_its_statements(script):
+    statements = _statements(script)
+    assert script.startswith("".join(statements))
+    assert not script[len("".join(statements)) :].strip()
 
 
 async def test_an_error_has_the_message_of_sqlite_and_keeps_what_ran_before_it(sql):
