@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class Loaded:
     """An environment class under the name by which this host serves it.
 
-    ``refusal``: why no episode of it can open here (it runs code, and the isolation it asks for cannot be had).
+    ``refusal``: why no episode of it can open here: it runs code and the isolation that it asks for cannot be had, or
+    it is for another image.
     """
 
     def __init__(self, name: str, cls: type[Environment], surroundings: Surroundings = MACHINE) -> None:
@@ -30,10 +31,11 @@ class Loaded:
         self.limits = cls.limits
         tools = schemas(cls)
         isolation, self.refusal = _reached(cls, surroundings)
-        if cls.profile.image != surroundings.image:
-            self.refusal = _wrong_image(name, cls.profile.image, surroundings.image)
         self.isolation = isolation
         self.executes = _executes(cls)
+        wanted = cls.profile.image
+        if wanted != surroundings.image and (wanted or self.executes):  # code that runs nothing sees no image
+            self.refusal = _wrong_image(name, wanted, surroundings.image)
         self.has_progress = cls.progress is not Environment.progress
         self.info = EnvironmentInfo(
             name=name,

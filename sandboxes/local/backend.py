@@ -77,6 +77,11 @@ class LocalBackend:
                 f"the local backend isolates with bwrap, not {profile.isolation.value}; "
                 "use another backend or set the profile's isolation to bwrap"
             )
+        if profile.image:
+            raise SandboxError(
+                f"the local backend runs commands in this machine's own system and has no image {profile.image!r}: "
+                "use --backend docker, or start hosts with --image and --root yourself and use --backend attached"
+            )
         await self._adopt()
         if len(self._entries) + self._starting >= self._max_hosts:
             raise SandboxError(f"the local backend has its {self._max_hosts} hosts already; raise max_hosts")

@@ -173,3 +173,8 @@ async def test_a_host_that_cannot_be_written_down_does_not_run(make, tmp_path, m
         await backend.acquire(SandboxProfile())
     assert hosts_of(tmp_path) == []
     assert list(await backend.list()) == []
+
+
+async def test_images_are_refused_with_what_to_use_instead(backend):
+    with pytest.raises(SandboxError, match=r"no image 'toolbox:1': use --backend docker"):
+        await backend.acquire(SandboxProfile(image="toolbox:1"))
