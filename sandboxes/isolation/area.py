@@ -22,6 +22,7 @@ from envfarm.core.errors import SandboxError
 from sandboxes.isolation import mounts
 from sandboxes.isolation.descriptors import by_force
 from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.ownership import belonging_to
 from sandboxes.isolation.removal import empty_folder
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,12 @@ class Area:
             os.chown(self.folder, -1, group)
             self.folder.chmod(mode)
         if self._image is not None and self.mounted_bytes and overlay_refusal(self.folder.parent) == "":
-            self.layers["root"] = self._image
+            image = self._image
+            if self._owner is not None:
+                image = belonging_to(self._owner, image, self.folder.parent)
+            self.layers["root"] = image
             if _has_files(self._image / "workspace"):
-                self.layers["workspace"] = self._image / "workspace"
+                self.layers["workspace"] = image / "workspace"
         for name in ("workspace", "tmp", *(f"upper-{name}" for name in self.layers)):
             self._folder(name)
 
@@ -182,7 +186,6 @@ def overlay_refusal(ground: Path) -> str:
     return why
 
 
-@cache
 def _has_files(folder: Path) -> bool:
     try:
         return not folder.is_symlink() and any(folder.iterdir())

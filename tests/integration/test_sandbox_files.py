@@ -324,6 +324,37 @@ async def test_files_of_an_image_are_changed_for_one_slot_only(ground, image_roo
     assert sorted(p.name for p in image_root.iterdir()) == ["app", "etc", "run", "var"]
 
 
+@pytest.fixture
+def image_with_shell(image_root):
+    """The image with a shell and a few programs of this system."""
+    for name in ("bin", "lib", "lib64"):
+        if not Path("/", name).is_symlink():
+            pytest.skip("needs a system whose programs are all in /usr")
+        (image_root / name).symlink_to(f"usr/{name}")
+    wanted = [Path("/usr/bin", name) for name in ("sh", "cat", "rm", "mv", "ls")]
+    for library in ("libc.so.6", "libselinux.so.1", "libpcre2-8.so.0", "libacl.so.1", "libattr.so.1"):
+        wanted += Path("/usr/lib").glob(f"*/{library}")
+    for file in [*wanted, *Path("/usr/lib64").glob("ld-*")]:
+        copy = image_root / file.relative_to("/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    return image_root
+
+
+async def test_commands_may_change_what_is_roots_in_an_image(ground, image_with_shell):
+    try:
+        require_bwrap()
+    except IsolationError as error:
+        pytest.skip(f"needs bubblewrap: {error}")
+    box = await layered(ground, Surroundings(image="test", root=image_with_shell))
+    for _ in range(2):
+        code = "echo more >> /etc/motto && rm -r /app && echo x > /new && mv /etc /moved && cat /moved/motto"
+        result = await box.exec(["/usr/bin/sh", "-c", code])
+        assert (result.stdout, result.stderr) == (b"of the imagemore\n", b"")
+        await asyncio.to_thread(box.empty)
+    box.close()
+
+
 async def test_the_working_folder_of_an_image_holds_the_tasks_files(ground, image_root):
     box = await layered(ground, Surroundings(image="test", root=image_root, workdir="/app"))
     box.fill({"task.txt": b"do it"})

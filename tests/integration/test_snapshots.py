@@ -7,6 +7,7 @@ import os
 import stat
 import tarfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -247,8 +248,8 @@ async def test_a_cancelled_snapshot_or_restore_leaves_nothing_half_made(slots):
         await box.write(f"f{number}", b"x" * 10_000)
     kept = await box.snapshot()
     before = looks(box)
-    for work in (box.snapshot, lambda: box.restore(kept)):
-        for pause in (0, 0.001, 0.005, 0.02):
+    for work in (box.snapshot, partial(box.restore, kept)):
+        for pause in (0, 0.001, 0.01):
             task = asyncio.create_task(work())
             await asyncio.sleep(pause)
             task.cancel()
@@ -256,7 +257,7 @@ async def test_a_cancelled_snapshot_or_restore_leaves_nothing_half_made(slots):
                 await task
             assert looks(box) == before
             assert not [p for p in box._workspace.folder.parent.iterdir() if p.name.startswith("slot-0-")]
-        assert len(slots.store) <= 2
+        assert all(one.ready for one in slots.store._kept.values())
 
 
 # Archives
