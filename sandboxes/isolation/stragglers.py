@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 _PROC = Path("/proc")
-_GROUNDS = Path("/tmp")  # noqa: S108 - where hosts of root have their folders
 STAY_SECONDS = 2.0  # a process that was killed while it waited for a disk takes a while
 _LOOK_SECONDS = 0.005
 
@@ -60,7 +59,7 @@ def of_groups(member_files: Sequence[Path]) -> list[Straggler]:
 
 
 def of_user(user: int) -> list[Straggler]:
-    """Processes of a slot's user, those left out that belong to a slot of another host on this machine."""
+    """Processes of a slot's user, those left out that another host on this machine has started."""
     try:
         os.getpriority(os.PRIO_USER, user)
     except ProcessLookupError:
@@ -68,7 +67,7 @@ def of_user(user: int) -> list[Straggler]:
     processes = {pid: facts for pid in _pids() if (facts := _facts(pid)) is not None}
     found = []
     for pid, (users, _, name) in processes.items():
-        if user in users and not _of_other_host(pid, user, processes):
+        if user in users and not _someone_elses(pid, user, processes):
             found.append(Straggler(pid, name))
     return found
 
@@ -97,9 +96,13 @@ _Facts = tuple[frozenset[int], int, str]  # real, effective and saved user, pare
 
 
 def _facts(pid: int) -> _Facts | None:
-    """Read from ``status``: who owns the folder in /proc is not who the process is, once it forbids to look into it."""
+    """Read from ``status``: who owns the folder in /proc is not who the process is, once it forbids to look into it.
+
+    None also for one that has ended and waits for process 1 to take note, however long that takes. It has a single
+    thread left; one whose first thread alone has ended goes on.
+    """
     users: frozenset[int] = frozenset()
-    parent, name = 0, "?"
+    parent, name, ended = 0, "?", False
     try:
         for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":\t")
@@ -109,19 +112,25 @@ def _facts(pid: int) -> _Facts | None:
                 parent = int(value)
             elif key == "Uid":
                 users = frozenset(map(int, value.split()[:3]))
-                break  # nothing of interest follows
+                if not ended:
+                    break  # nothing of interest follows
+            elif key == "State":
+                ended = value.startswith(("Z", "X"))
+            elif key == "Threads" and ended and int(value) <= 1:
+                return None
     except OSError:
         return None
     return users, parent, name
 
 
-def _of_other_host(pid: int, user: int, processes: dict[int, _Facts]) -> bool:
-    """Whether the first ancestor that is somebody else is a host, and not this one. An orphan's never is."""
+def _someone_elses(pid: int, user: int, processes: dict[int, _Facts]) -> bool:
+    """Whether a process of ``user`` was started by another than this one, such as another host on this machine.
+
+    That is the first ancestor who is somebody else. An orphan's is the machine's or container's first process.
+    """
     while pid in processes and user in processes[pid][0]:
         pid = processes[pid][1]
-    if pid in (os.getpid(), 0, 1):
-        return False
-    return any(_GROUNDS.glob(f"envfarm-host-{pid}-*"))
+    return pid not in (os.getpid(), 0, 1)
 
 
 def _name(pid: int) -> str:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from envfarm.core.environment import Environment
+from envfarm.core.errors import Unavailable
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.host.environments import Loaded
 from sandboxes.host.recycling import Recycling
@@ -257,3 +258,52 @@ async def test_two_hundred_recycles_leave_no_growth(recycling, ground):
         await episode()
     assert _facts(ground) == before
     assert psutil.Process().memory_info().rss - memory < 8 << 20
+
+
+_HOARDER = """
+from envfarm import Environment, RewardSettings, Task, tool
+
+
+class Hoarder(Environment):
+    \"\"\"Keeps a file of its slot open, and lets go of it when told to.\"\"\"
+
+    executes = True
+    reward = RewardSettings(weights={"completion": 1.0})
+    held = []
+
+    def tasks(self, split):
+        return [Task(id="one", prompt="go")]
+
+    def reset(self, task):
+        while self.held and task.data.get("let_go"):
+            self.held.pop().close()
+        return "go"
+
+    @tool
+    async def hoard(self) -> None:
+        \"\"\"Hold a file open.\"\"\"
+        await self.sandbox.write("treasure", b"gold")
+        self.held.append((self.sandbox._workspace.path / "treasure").open())
+"""
+
+
+async def test_a_host_says_which_slot_is_dirty_and_why_and_does_not_use_it(host_of, tmp_path, until):
+    file = tmp_path / "hoarder.py"
+    file.write_text(_HOARDER)
+    async with host_of("Hoarder", slots=2, prefix=file) as host:
+        await host.acquire("e", "Hoarder")
+        await host.step("e", 0, ("hoard", {}))
+        await host.release("e")
+        (said,) = (await host.inspect()).quarantined
+        assert "files are held open: workspace/treasure" in said
+        await host.acquire("f", "Hoarder")
+        with pytest.raises(Unavailable, match="1 of them quarantined"):
+            await host.acquire("g", "Hoarder")
+        await host.release("f")
+        await host.acquire("h", "Hoarder", let_go=True)
+
+        async def clean():
+            return not (await host.inspect()).quarantined
+
+        await until(clean)
+        await host.acquire("i", "Hoarder")
