@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.host.environments import Loaded
 from sandboxes.host.recycling import Recycling
 from sandboxes.host.slot import Slot
-from sandboxes.isolation import cleanliness, stragglers
+from sandboxes.isolation import cleanliness, mounts, stragglers
 from sandboxes.isolation.cleanliness import Dirty
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.isolation.user import sandbox_user
@@ -38,15 +39,15 @@ class Runs(Environment):
 
 
 @pytest.fixture
-def ground(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o711)  # commands are somebody else and must pass
-    return tmp_path
+def ground():
+    with tempfile.TemporaryDirectory(prefix="ef-", dir="/tmp") as folder:  # commands are somebody else and must pass
+        Path(folder).chmod(0o711)
+        yield Path(folder)
 
 
 @pytest.fixture
-def sandbox(ground):
+def sandbox(ground, monkeypatch):
+    monkeypatch.setattr(mounts, "_private", False)  # whatever ran before in this process: plain folders
     made = slot_sandbox(ground, NUMBER, SandboxProfile())
     made.prepare()
     yield made
