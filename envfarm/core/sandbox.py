@@ -77,7 +77,10 @@ class FileKind(enum.StrEnum):
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a listing: path as a command inside would write it below the listed folder, size in bytes."""
+    """One entry of a listing: path as a command inside would write it below the listed folder, size in bytes.
+
+    Bytes of a name that are not UTF-8 are surrogate escapes, as ``os.fsdecode`` makes them; so they can be opened.
+    """
 
     path: str
     kind: FileKind
@@ -85,7 +88,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a slot as they were. Lives in the host until it is dropped; any slot of that host can restore it."""
+    """Files of a slot as they were. Any slot of its host can restore it, until the episode that took it ends."""
 
     id: str
     files: int
