@@ -106,6 +106,11 @@ class HostLink:
             self._suspected.set()
         return await asyncio.shield(self._verdict)
 
+    @property
+    def doubt(self) -> object:
+        """What those who wait in :meth:`recovered` have in common; ``None`` when nobody does."""
+        return self._verdict
+
     async def next_check(self, seconds: float) -> bool:
         """Wait until the next inspection is due; whether somebody suspects the host."""
         try:

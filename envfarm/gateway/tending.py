@@ -46,11 +46,13 @@ async def tend(link: HostLink, *, hurried: Callable[[], bool], reported: Callabl
         suspected = await link.next_check(WAITING_HEARTBEAT_SECONDS if hurried() else HEARTBEAT_SECONDS)
         if link.given_up():
             return
+        doubt = link.doubt
         state = await _check(link, urgent=suspected)
         if state is None:
             return
         link.report(state)
-        link.judge(alive=True)
+        if link.doubt is doubt:  # else somebody came to doubt it since, of whom this report says nothing
+            link.judge(alive=True)
         for cause in link.quarantined:
             if cause not in known:
                 log.warning("host %s: slot in quarantine: %s", link.host.id, cause)
