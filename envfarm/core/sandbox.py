@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -111,8 +111,39 @@ class SandboxProcess(Protocol):
         """Next part of its output (standard output and errors in one), at most ``limit`` bytes; empty at its end."""
         ...
 
-    async def kill_children(self) -> None:
-        """Kill whatever it started, wherever that hides, and leave it alone itself."""
+    async def read_errors(self, limit: int = 65_536) -> bytes:
+        """The same of its standard error, when it was started with errors ``apart``."""
+        ...
+
+    def errors_now(self, limit: int = 65_536) -> bytes:
+        """What stands in its standard error at this moment, without waiting."""
+        ...
+
+    def follow_errors(self, descriptor: int) -> bool:
+        """Take the pipe at ``descriptor`` of the command for its standard error from now on; whether that worked.
+
+        What others still write into the one before is thrown away. The command has both ends of that pipe open.
+        """
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send the command itself a signal. Nothing happens when it has ended."""
+        ...
+
+    def children(self) -> frozenset[Hashable]:
+        """What it has started and still runs, as far as that can be seen."""
+        ...
+
+    async def kill_children(self, spare: frozenset[Any] = frozenset()) -> None:
+        """Kill whatever it started, wherever that hides, and leave it alone itself.
+
+        ``spare``: of :meth:`children`, to be left alone with what they start. What cannot be told apart or does not
+        end takes the command with it.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Kill it with everything it started, without waiting for the end; :meth:`close` does that."""
         ...
 
     async def close(self) -> None:
@@ -144,8 +175,13 @@ class Sandbox(Protocol):
         """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
         ...
 
-    async def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> SandboxProcess:
-        """Start ``argv`` isolated as :meth:`exec` does and leave it running. Raises ``IsolationError``."""
+    async def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, apart: bool = False
+    ) -> SandboxProcess:
+        """Start ``argv`` isolated as :meth:`exec` does and leave it running. Raises ``IsolationError``.
+
+        ``apart``: its errors are not joined with its output.
+        """
         ...
 
     async def write(self, path: str, data: bytes) -> None:

@@ -23,6 +23,7 @@ from sandboxes.isolation.interruptible import interruptible
 from sandboxes.isolation.levels import outside, reached
 from sandboxes.isolation.memory import exceeds
 from sandboxes.isolation.run import Run
+from sandboxes.isolation.session import Session
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
 from sandboxes.isolation.workspace import Workspace
@@ -52,6 +53,7 @@ class SlotSandbox:
         self._bounds: dict[str, str] = {}  # of the group, at its start
         self._touched = False
         self._changing = threading.Lock()
+        self._sessions: set[Session] = set()
 
     @property
     def isolation(self) -> Isolation:
@@ -189,7 +191,13 @@ class SlotSandbox:
             lambda stop: self._workspace.snapshots.load(source, self._workspace, self._profile.disk_bytes, stop)
         )
 
+    def end_sessions(self) -> None:
+        """End what :meth:`start` started. Blocking. Raises ``SandboxError`` when something stays."""
+        for session in list(self._sessions):
+            session.end()
+
     def _kill_processes(self) -> None:
+        self.end_sessions()
         confined = self._user is not None and self._profile.isolation is not Isolation.NONE
         cleanliness.end_processes(None if confined else self._workspace.folder, self._user, self._group)
 
@@ -222,6 +230,43 @@ class SlotSandbox:
         finally:
             await run.kill()
         return run.result(timed_out=timed_out, seconds=time.monotonic() - started)
+
+    async def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, apart: bool = False) -> Session:
+        """Start ``argv`` isolated as :meth:`exec` does and leave it running. Raises ``IsolationError``.
+
+        ``apart``: its errors are not joined with its output, but read with ``read_errors``.
+        """
+        if self._group is None or not self._workspace.bounded:
+            await asyncio.to_thread(self.prepare)
+        self._touched = True
+        for ended in [each for each in self._sessions if each.exit_code is not None]:
+            self._sessions.discard(ended)
+        gate = self._gate()
+        watched = "disk" not in self.controls or (gate is not None and "memory" not in self.controls)
+        session = Session(
+            gate=gate,
+            write_seconds=self._profile.exec_seconds,
+            excess=(lambda: self._excess(gate)) if watched else None,
+            ended=self._sessions.discard,
+        )
+        line = command_line(
+            argv,
+            workspace=self._workspace,
+            profile=self._profile,
+            controls=self.controls,
+            env=env,
+            user=self._user,
+            gate=gate,
+        )
+        session.spawn(line, cwd=str(self._workspace.path), env=None if gate is None else OUTSIDE, apart=apart)
+        self._sessions.add(session)
+        try:
+            await session.open_gate()
+        except BaseException:
+            session.kill()
+            await asyncio.to_thread(session.end)
+            raise
+        return session
 
     def _gate(self) -> Gate | None:
         if self._profile.isolation is Isolation.NONE:
