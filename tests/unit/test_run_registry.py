@@ -113,6 +113,7 @@ async def test_settings_survive_storage(registry):
         ({"group_size": 0}, "group_size is 0"),
         ({"groups_per_version": 0}, "groups_per_version is 0"),
         ({"max_attempts": 0}, "max_attempts is 0"),
+        ({"groups": 0}, "groups is 0"),
         ({"staleness": -1}, "staleness is -1"),
         ({"seed": 2**63}, "seed is"),
         ({"temperature": math.nan}, "temperature is nan"),
@@ -175,6 +176,16 @@ async def test_only_training_runs_are_bounded_by_a_trainer(registry):
     run = await registry.create("a", msgspec.structs.replace(SETTINGS, purpose="evaluate"))
     tickets, _, _ = await registry.acquire(run.id, "w", 50, 1)
     assert len(tickets) == 50
+
+
+async def test_a_run_with_an_end_gives_out_just_so_many_groups_and_says_so(registry):
+    run = await registry.create("r", msgspec.structs.replace(SETTINGS, purpose="collect", groups=3))
+    tickets, _, _ = await registry.acquire(run.id, "w", 2, 0)
+    more, _, _ = await registry.acquire(run.id, "w", 10, 0)
+    assert [t.index for t in (*tickets, *more)] == [0, 1, 2]
+    none, _, waiting_for = await registry.acquire(run.id, "w", 10, 0)
+    assert none == []
+    assert waiting_for == "nothing: all 3 groups of the run were handed out (3 of them are still running)"
 
 
 async def test_a_paused_run_gives_no_tickets_and_says_who_paused_it(registry):
