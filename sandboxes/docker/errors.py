@@ -56,9 +56,9 @@ def engine_error(what: str, error: Exception, url: str) -> DockerError:
     """``error`` of the SDK, raised while doing ``what``, as the farm's own."""
     if isinstance(error, APIError):
         return DockerError(f"{what}: the Docker Engine says: {said(error)}{_hint(said(error))}")
-    if isinstance(error, Timeout):
+    if any(isinstance(e, Timeout) for e in _causes(error)):
         return DockerUnreachable(f"{what}: the Docker Engine at {url} does not answer in time; is it overloaded?")
-    code = next((e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno), None)
+    code = next((e.errno for e in _causes(error) if isinstance(e, OSError) and isinstance(e.errno, int)), None)
     if code in (errno.EACCES, errno.EPERM):
         return DockerUnreachable(
             f"{what}: this user may not use the Docker Engine at {url}; "

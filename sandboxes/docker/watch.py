@@ -142,7 +142,7 @@ class HostContainer:
         while not self._forgotten.is_set():
             try:
                 with contextlib.closing(self._engine.connect()) as client:
-                    self._stream = client.logs(self.container, stream=True, follow=True, since=since)
+                    self._stream = client.logs(self.container, stream=True, follow=True, since=since or None)
                     if self._forgotten.is_set():
                         _break_off(self._stream)
                     self._read(self._stream)
