@@ -21,7 +21,7 @@ from envfarm.core.ids import new_id
 from envfarm.core.sandbox import Host, HostState, Isolation, SandboxProfile
 from envfarm.wire.convert.enums import ISOLATION_FROM_PB
 from sandboxes.docker import volumes
-from sandboxes.docker.container import ADDRESS, SOCKET, HostSpec, config, inside, name
+from sandboxes.docker.container import ADDRESS, SOCKET, HostSpec, config, name
 from sandboxes.docker.engine import CALL_SECONDS, Engine, EngineFacts, local_url
 from sandboxes.docker.errors import DockerError
 from sandboxes.docker.folders import HostFolders
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS = 60.0
 READY_SECONDS = 60.0
 HOST_IMAGE = "envfarm-host"
+LEVEL = Isolation.CONTAINER  # whatever kernel the runtime gives it
 HOST_USER = 65_532  # owns nothing; where the gateway is not root the host is who the gateway is, to share a socket
 
 
@@ -96,10 +97,9 @@ class DockerBackend:
 
     async def acquire(self, profile: SandboxProfile) -> Host:
         """A new host in a container. Raises :class:`SandboxError` with the cause when none can be had."""
-        level = inside(self._runtime)
-        if not level.includes(profile.isolation):
+        if not LEVEL.includes(profile.isolation):
             raise IsolationError(
-                f"the docker backend isolates with {level.value} here, not {profile.isolation.value}; "
+                f"the docker backend isolates with {LEVEL.value}, not {profile.isolation.value}; "
                 "use another backend or set the profile's isolation to container or bwrap"
             )
         await self._adopt()
@@ -137,9 +137,7 @@ class DockerBackend:
             return
         try:
             if not keep_hosts:
-                with contextlib.suppress(
-                    DockerError
-                ):  # no engine: nothing can be ended, and nothing need be said twice
+                with contextlib.suppress(SandboxError):  # no engine: nothing can be ended, as was said before
                     await self._adopt()
             await asyncio.gather(*(self._let_go(entry, keep_hosts) for entry in [*self._entries.values()]))
         finally:
@@ -203,7 +201,7 @@ class DockerBackend:
             slots=self._slots,
             lease=self._lease,
             profile=profile,
-            inside=inside(self._runtime),
+            inside=LEVEL,
         )
         return HostSpec(
             record=record,

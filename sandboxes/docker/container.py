@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from envfarm.core.sandbox import Isolation
 from sandboxes.docker.engine import EngineFacts
 from sandboxes.docker.labels import HostRecord
 
@@ -60,11 +59,6 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
 def name(host_id: str) -> str:
     """Of the container, so that it can be found although nobody got to see its id."""
     return f"envfarm-{host_id}"
-
-
-def inside(runtime: str) -> Isolation:
-    """What a host in a container of ``runtime`` is in."""
-    return Isolation.GVISOR if runtime.startswith("runsc") else Isolation.CONTAINER
 
 
 def config(spec: HostSpec, facts: EngineFacts) -> dict[str, Any]:
