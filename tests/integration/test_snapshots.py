@@ -151,6 +151,20 @@ async def test_restoring_ends_what_runs(slots):
     assert [e.path for e in await box.list()] == ["kept"]
 
 
+async def test_restoring_ends_what_goes_on_between_calls(slots):
+    box = slots(0)
+    await run(box, "echo kept > kept")
+    snapshot = await box.snapshot()
+    session = await box.start(["/bin/cat"])
+    await session.write(b"line\n")
+    assert await session.read() == b"line\n"
+    await box.restore(snapshot)
+    async with asyncio.timeout(5):
+        assert await session.read() == b""
+    await session.close()
+    assert await run(box, "cat kept") == "kept\n"
+
+
 async def test_a_snapshot_while_files_change_is_whole_file_by_file(slots):
     box, stop = slots(0), threading.Event()
     here = box._workspace.path
