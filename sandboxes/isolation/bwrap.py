@@ -111,6 +111,7 @@ def command(
 
 
 def environment(workspace: Workspace) -> dict[str, str]:
+    """Variables that every command gets."""
     if workspace.root is not None:
         return {"PATH": _IMAGE_PATH, "LANG": "C.UTF-8", **workspace.env, "HOME": WORKSPACE, "TMPDIR": "/tmp"}  # noqa: S108 - inside
     return {

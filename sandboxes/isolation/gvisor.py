@@ -1,9 +1,9 @@
 """The command line of gVisor: a kernel of its own, in user space, for every command, and bubblewrap around that.
 
 runsc runs without root inside a bubblewrap that unshares everything, as the slot's user. So whoever breaks out of
-gVisor's kernel stands in namespaces without a network and with nothing in reach but the slot's own files; the gate holds
-runsc as it holds any command; and when the namespace ends, the sentry and the gofer have ended too. Bubblewrap filters
-no system calls here, for runsc filters its own far more narrowly.
+gVisor's kernel stands in namespaces without a network and with nothing in reach but the slot's own files; the gate
+holds runsc as it holds any command; and when the namespace ends, the sentry and the gofer have ended too. Bubblewrap
+filters no system calls here, for runsc filters its own far more narrowly.
 
 Commands see the files that they would see under bubblewrap. They are called root in there, without any capability.
 Each has a kernel that starts with it and ends with it: 0.16 s on the machine where this was written. Keeping one and

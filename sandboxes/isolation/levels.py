@@ -30,5 +30,5 @@ def reached(asked: Isolation, surroundings: Surroundings = MACHINE) -> Isolation
 
 
 def outside(profile: SandboxProfile) -> SandboxProfile:
-    """What the machine must grant for commands of ``profile``: more than they get where each has a kernel of its own."""
+    """What the machine must grant for commands of ``profile``: more than they get where each has its own kernel."""
     return with_kernel(profile) if profile.isolation is Isolation.GVISOR else profile
