@@ -23,6 +23,7 @@ from sandboxes.hosting.changes import Changes
 from sandboxes.hosting.contact import announced, answers
 from sandboxes.isolation import cgroups, mounts
 from sandboxes.isolation.bwrap import require_bwrap
+from sandboxes.isolation.gvisor import require_runsc
 from sandboxes.local.process import HostProcess, last_lines
 from sandboxes.local.record import HostFolder, HostRecord
 
@@ -72,11 +73,13 @@ class LocalBackend:
 
     async def acquire(self, profile: SandboxProfile) -> Host:
         """A new host process. Raises :class:`SandboxError` with the cause when none can be had."""
-        if profile.isolation not in (Isolation.NONE, Isolation.BWRAP):
+        if profile.isolation not in (Isolation.NONE, Isolation.BWRAP, Isolation.GVISOR):
             raise IsolationError(
-                f"the local backend isolates with bwrap, not {profile.isolation.value}; "
+                f"the local backend isolates with bwrap or gvisor, not {profile.isolation.value}; "
                 "use another backend or set the profile's isolation to bwrap"
             )
+        if profile.isolation is Isolation.GVISOR:
+            await asyncio.to_thread(require_runsc)
         if profile.image:
             raise SandboxError(
                 f"the local backend runs commands in this machine's own system and has no image {profile.image!r}: "
