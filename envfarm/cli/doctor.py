@@ -55,10 +55,13 @@ def examine() -> Iterator[Finding]:
     for name, extra, purpose in _PACKAGES:
         yield _package(name, extra, purpose)
     yield _accelerator()
-    for check in (_bubblewrap, _gvisor, _docker, _kubernetes):
+    for check in (_bubblewrap, _seccomp, _namespaces, _cgroups, _overlay, _gvisor, _docker, _kubernetes):
         yield check()
 
 
+_ALLOW_NAMESPACES = (
+    "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
+)
 _PACKAGES = (
     ("torch", "engine", "embedded engine, trainer"),
     ("transformers", "worker", "tokenizers, models"),
@@ -120,47 +123,104 @@ def _bubblewrap() -> Finding:
     purpose = "code that a model wrote, on this machine"
     program = shutil.which("bwrap")
     if program is None:
-        return Finding(
-            name="bubblewrap",
-            state="no",
-            detail="not installed",
-            needed_for=purpose,
-            remedy="apt-get install bubblewrap",
-        )
-    tried = _output([program, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"])
-    if tried is None:
-        return Finding(
-            name="bubblewrap",
-            state="no",
-            detail="installed, but cannot make namespaces here",
-            needed_for=purpose,
-            remedy="allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, or run as root",
-        )
-    return Finding(name="bubblewrap", state="yes", detail=_output([program, "--version"]) or "", needed_for=purpose)
+        return _missing("bubblewrap", "not installed", purpose, "apt-get install bubblewrap")
+    flags = ["--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc"]
+    if _output([program, *flags, "true"]) is None:
+        return _missing("bubblewrap", "installed, but cannot make namespaces here", purpose, _ALLOW_NAMESPACES)
+    version = _output([program, "--version"]) or ""
+    if "--json-status-fd" not in (_output([program, "--help"]) or ""):
+        return _missing("bubblewrap", f"{version} is too old", purpose, "install 0.6 or later")
+    return Finding(name="bubblewrap", state="yes", detail=version, needed_for=purpose)
+
+
+def _seccomp() -> Finding:
+    purpose = "a filter on the system calls of that code"
+    status = Path("/proc/self/status")
+    if status.exists() and "Seccomp:" in status.read_text():
+        return Finding(name="seccomp", state="yes", detail="the kernel filters calls", needed_for=purpose)
+    return _missing("seccomp", "the kernel has no filters", purpose, "use a kernel with CONFIG_SECCOMP_FILTER")
+
+
+def _namespaces() -> Finding:
+    purpose = "bubblewrap, gVisor"
+    program = shutil.which("unshare")
+    if program is None:
+        return _missing("user namespaces", "no unshare to try it with", purpose, "apt-get install util-linux")
+    if _output([program, "--user", "--map-root-user", "true"]) is None:
+        return _missing("user namespaces", "not allowed", purpose, _ALLOW_NAMESPACES)
+    return Finding(name="user namespaces", state="yes", detail="allowed", needed_for=purpose)
+
+
+def _cgroups() -> Finding:
+    purpose = "bounds for a command as a whole"
+    root = Path("/sys/fs/cgroup")
+    version = 2 if (root / "cgroup.controllers").exists() else 1
+    there = [name for name in ("memory", "pids", "cpu") if _may_group(root, version, name)]
+    if len(there) == 3:
+        return Finding(name="control groups", state="yes", detail=f"version {version}", needed_for=purpose)
+    return Finding(
+        name="control groups",
+        state="limited",
+        detail=f"version {version}; may make groups for: {', '.join(there) or 'nothing'}",
+        needed_for=purpose,
+        remedy="run hosts as root, or delegate a group (systemd: Delegate=yes); until then processes are watched",
+    )
+
+
+def _may_group(root: Path, version: int, control: str) -> bool:
+    """Whether this process may make a group for ``control`` below its own; nothing is made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if version == 2 and not names:
+            own = root / path.lstrip("/")
+            return os.access(own, os.W_OK) and control in (own / "cgroup.controllers").read_text().split()
+        if control in names.split(","):
+            mount = root / control
+            own = mount / path.lstrip("/")
+            return os.access(own if own.is_dir() else mount, os.W_OK)
+    return False
+
+
+def _overlay() -> Finding:
+    purpose = "images whose files commands may change"
+    program = shutil.which("unshare")
+    script = (
+        "mount -t tmpfs x /mnt && mkdir /mnt/l /mnt/u /mnt/w /mnt/m && "
+        "mount -t overlay x -o userxattr,lowerdir=/mnt/l,upperdir=/mnt/u,workdir=/mnt/w /mnt/m"
+    )
+    if program and _output([program, "--user", "--map-root-user", "--mount", "sh", "-c", script]) is not None:
+        return Finding(name="overlay", state="yes", detail="in a user namespace", needed_for=purpose)
+    return Finding(
+        name="overlay",
+        state="limited",
+        detail="not in a user namespace",
+        needed_for=purpose,
+        remedy="use Linux 5.11 or later; until then commands see an image read-only",
+    )
 
 
 def _gvisor() -> Finding:
+    purpose = "isolation: gvisor"
     program = shutil.which("runsc")
     if program is None:
-        return Finding(
-            name="gVisor", state="no", detail="no runsc", needed_for="isolation: gvisor", remedy="apt-get install runsc"
-        )
-    detail = (_output([program, "--version"]) or "").splitlines()[0:1]
-    return Finding(name="gVisor", state="yes", detail="".join(detail), needed_for="isolation: gvisor")
+        return _missing("gVisor", "no runsc", purpose, "apt-get install runsc, or see gvisor.dev")
+    detail = "".join((_output([program, "--version"]) or "").splitlines()[0:1])
+    return Finding(name="gVisor", state="yes", detail=detail, needed_for=purpose)
 
 
 def _docker() -> Finding:
+    purpose = "the docker backend, compose"
     program = shutil.which("docker")
-    version = _output([program, "version", "--format", "{{.Server.Version}}"]) if program else None
-    if version:
-        return Finding(name="Docker", state="yes", detail=version, needed_for="the docker backend, compose")
-    return Finding(
-        name="Docker",
-        state="no",
-        detail="no engine answers" if program else "not installed",
-        needed_for="the docker backend, compose",
-        remedy="apt-get install docker.io, then start dockerd",
-    )
+    if program is None:
+        return _missing("Docker", "not installed", purpose, "apt-get install docker.io, then start dockerd")
+    said = _output([program, "info", "--format", "{{json .}}"])
+    facts = json.loads(said) if said else {}
+    if not facts.get("ServerVersion"):
+        why = "; ".join(facts.get("ServerErrors") or []) or "no engine answers"
+        return _missing("Docker", why, purpose, "start dockerd, or join the group docker, or set DOCKER_HOST")
+    runtimes = ", ".join(sorted(name for name in facts.get("Runtimes", {}) if not name.startswith("io.")))
+    detail = f"{facts['ServerVersion']}, cgroup {facts.get('CgroupVersion', '?')}, runtimes: {runtimes}"
+    return Finding(name="Docker", state="yes", detail=detail, needed_for=purpose)
 
 
 def _kubernetes() -> Finding:
@@ -173,6 +233,10 @@ def _kubernetes() -> Finding:
         needed_for="the kubernetes backend, the chart",
         remedy="" if there else "set KUBECONFIG",
     )
+
+
+def _missing(name: str, detail: str, purpose: str, remedy: str) -> Finding:
+    return Finding(name=name, state="no", detail=detail, needed_for=purpose, remedy=remedy)
 
 
 def _output(argv: list[str]) -> str | None:
