@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from docker import APIClient
+from docker.constants import MINIMUM_DOCKER_API_VERSION as MINIMUM_API_VERSION
 from docker.errors import DockerException
 from docker.utils import kwargs_from_env
 from requests.exceptions import RequestException
@@ -44,7 +47,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(_THREADS, "docker")
         self._client: APIClient | None = None
         self._facts: EngineFacts | None = None
-        self._version = "auto"
+        self._version = ""
         self._connecting = threading.Lock()
 
     async def call(self, what: str, function: Callable[[APIClient], T], seconds: float = CALL_SECONDS) -> T:
@@ -80,9 +83,11 @@ class Engine:
     def connect(self) -> APIClient:
         """A client of one's own, for a stream that another thread may break off. Blocking."""
         options: dict[str, Any] = {"base_url": self._given} if self._given else kwargs_from_env()
-        client = APIClient(version=self._version, timeout=CALL_SECONDS, **options)
-        self._version = client.api_version
-        return client
+        _knock(self.url)
+        if not self._version:  # asked by hand: a client that asks itself and gets no answer leaks its socket
+            with contextlib.closing(APIClient(version=MINIMUM_API_VERSION, timeout=CALL_SECONDS, **options)) as first:
+                self._version = str(first.version(api_version=False)["ApiVersion"])
+        return APIClient(version=self._version, timeout=CALL_SECONDS, **options)
 
     def close(self) -> None:
         """Let go of connections; threads that still wait for an answer end by themselves."""
@@ -97,6 +102,14 @@ class Engine:
             raise
         except (DockerException, RequestException, OSError) as error:
             raise engine_error(what, error, self.url) from error
+
+
+def _knock(url: str) -> None:
+    """Raises :class:`OSError` where nobody listens: the SDK would leak a socket at every try, and hide the cause."""
+    if url.startswith("unix:"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.settimeout(CALL_SECONDS)
+            knocking.connect("/" + url.removeprefix("unix:").lstrip("/"))
 
 
 def local_url(url: str) -> None:
