@@ -312,6 +312,9 @@ class DockerBackend:
 
     async def _watch_end(self, entry: _Entry) -> None:
         await entry.container.ended.wait()
+        ended = entry.container.container
+        with contextlib.suppress(SandboxError):  # no engine: it removes the container itself, once it is there again
+            await self._engine.call(f"removing host {entry.record.id}", lambda client: discard(client, ended))
         await self._gone(entry, f"{entry.container.death}: {entry.container.last_lines(2)}")
 
     async def _gone(self, entry: _Entry, cause: str) -> None:
