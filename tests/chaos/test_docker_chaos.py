@@ -21,7 +21,13 @@ from sandboxes.docker.backend import DockerBackend
 async def main():
     state, image, lease = sys.argv[1:]
     backend = DockerBackend(
-        Path(state), environments=["stockroom"], slots=2, max_hosts=2, lease=float(lease), host_image=image, pull="never"
+        Path(state),
+        environments=["stockroom"],
+        slots=2,
+        max_hosts=2,
+        lease=float(lease),
+        host_image=image,
+        pull="never",
     )
     for _ in range(2):
         await backend.acquire(SandboxProfile())
