@@ -31,10 +31,14 @@ class HeadTail:
         """Whether bytes were dropped."""
         return self.total > self._head_room + self._tail_room
 
+    @property
+    def parts(self) -> tuple[bytes, bytes]:
+        """Head and tail; they follow one another unless bytes were dropped."""
+        return bytes(self._head), bytes(self._tail[-self._tail_room :]) if self._tail_room else b""
+
     def value(self) -> bytes:
         """Head and tail, with a notice between them when bytes were dropped."""
-        tail = bytes(self._tail[-self._tail_room :]) if self._tail_room else b""
+        head, tail = self.parts
         if not self.truncated:
-            return bytes(self._head) + tail
-        dropped = self.total - len(self._head) - len(tail)
-        return bytes(self._head) + f"\n[... {dropped} bytes cut ...]\n".encode() + tail
+            return head + tail
+        return head + f"\n[... {self.total - len(head) - len(tail)} bytes cut ...]\n".encode() + tail

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import signal
+import stat
 import subprocess
 import threading
 import time
@@ -127,12 +128,12 @@ class Session:
         return (self._errors.read_now(limit) if self._errors is not None else None) or b""
 
     async def _watched(self, end: PipeEnd, limit: int) -> bytes:
-        self._past = [past for past in self._past if past.discard()]
-        while self._excess is not None:
+        while self._excess is not None or self._past:
+            self._past = [past for past in self._past if past.discard()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_SECONDS):
                     return await end.read(limit)
-            if await asyncio.to_thread(self._excess):
+            if self._excess is not None and await asyncio.to_thread(self._excess):
                 self.kill()
                 self._excess = None
         return await end.read(limit)
@@ -148,6 +149,9 @@ class Session:
                 return False
             fd = inside.open_for_reading(descriptor)
         except LookupError:
+            return False
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            os.close(fd)
             return False
         if self._errors is not None:
             self._past.append(self._errors)
