@@ -106,13 +106,14 @@ async def fight(attack, baits, boxes, python):
     }
 
 
-async def serve(ground):
+async def serve(ground, isolation="bwrap"):
     """Answer until the input ends."""
-    from envfarm.core.sandbox import SandboxProfile
+    from envfarm.core.sandbox import Isolation, SandboxProfile
     from sandboxes.isolation.bwrap import python
     from sandboxes.isolation.sandbox import slot_sandbox
 
     profile = SandboxProfile(
+        isolation=Isolation(isolation),
         memory_bytes=hostile.MEMORY,
         disk_bytes=hostile.DISK,
         pids=hostile.PIDS,
@@ -141,6 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-control-groups", action="store_true", help="hide them from this process")
     parser.add_argument("--user", type=int, help="be this user")
+    parser.add_argument("--isolation", default="bwrap", help="level at which commands are confined")
     parser.add_argument("--no-mounts", action="store_true", help="workspaces are plain folders")
     options = parser.parse_args()
     if options.no_control_groups:
@@ -152,11 +154,11 @@ def main():
 
     if options.no_mounts:
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(serve(Path(folder)))
+            asyncio.run(serve(Path(folder), options.isolation))
         return
     ground = mounts.own_ground()
     try:
-        asyncio.run(serve(ground))
+        asyncio.run(serve(ground, options.isolation))
     finally:
         mounts.leave_ground(ground)
 
