@@ -5,6 +5,8 @@ The fixture yields a started backend that may make two hosts and serves the envi
 """
 
 import asyncio
+import contextlib
+import json
 
 import grpc
 import pytest
@@ -12,8 +14,9 @@ import pytest
 from envfarm.core.errors import SandboxError
 from envfarm.core.sandbox import HostState, Isolation, SandboxProfile
 from envfarm.wire.channel import connect
+from envfarm.wire.convert.enums import ISOLATION_FROM_PB
 from envfarm.wire.mux import MuxClient
-from envfarm.wire.v1 import host_pb2, host_pb2_grpc
+from envfarm.wire.v1 import host_pb2, host_pb2_grpc, types_pb2
 
 SECONDS = 60.0
 
@@ -131,3 +134,104 @@ class BackendSuite:
     async def test_the_isolation_that_a_host_reaches_is_named(self, backend):
         host = await backend.acquire(SandboxProfile())
         assert host.isolation in set(Isolation)
+
+
+class Episode:
+    """An episode of the trial environment on a host, spoken to as the gateway does it."""
+
+    def __init__(self, mux, episode_id, isolation):
+        self._mux = mux
+        self._id = episode_id
+        self._index = 0
+        self.isolation = isolation
+
+    async def __call__(self, name, **arguments):
+        """Call a tool; returns the text of its result."""
+        call = types_pb2.ToolCall(id="c", name=name, arguments=json.dumps(arguments))
+        step = host_pb2.RunStep(episode_id=self._id, index=self._index, digest=b"d", calls=[call], order=["c"])
+        self._index += 1
+        (result,) = (await self._mux.call(host_pb2.SlotCommand(step=step), SECONDS)).ran.results
+        return result.content
+
+    async def run(self, command, **options):
+        """Exit status, output, errors, and whether it ran out of time."""
+        return json.loads(await self("run", command=command, **options))
+
+
+@contextlib.asynccontextmanager
+async def played(host, environment, episode_id="trial"):
+    """An open episode of ``environment`` on ``host``."""
+    channel = connect(host.address)
+    stub = host_pb2_grpc.HostServiceStub(channel)
+    async with MuxClient("host", stub.Drive, host_pb2.DriveRequest) as mux:
+        request = host_pb2.AcquireSlot(
+            episode_id=episode_id, environment=environment, task=types_pb2.Task(id="trial", data="{}"), seed=1
+        )
+        acquired = (await mux.call(host_pb2.SlotCommand(acquire=request), SECONDS)).acquired
+        try:
+            yield Episode(mux, episode_id, acquired.isolation)
+        finally:
+            release = host_pb2.ReleaseSlot(episode_id=episode_id)
+            await mux.call(host_pb2.SlotCommand(release=release), SECONDS)
+    await channel.close()
+
+
+class TrialSuite:
+    """What commands can and cannot do on hosts of a backend that serves ``trial.py:Trial``.
+
+    Inherit it beside :class:`BackendSuite`, with fixtures ``backend`` and ``environment`` for that environment.
+    """
+
+    async def test_a_command_has_a_status_output_errors_and_a_time_limit(self, backend, environment):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment) as episode:
+            assert await episode.run("echo out; echo err >&2; exit 3") == [3, "out\n", "err\n", False]
+            code, _, _, timed_out = await episode.run("sleep 30", seconds=0.5)
+            assert (code, timed_out) == (None, True)
+
+    async def test_a_command_reaches_neither_a_network_nor_the_hosts_processes_and_is_not_root(
+        self, backend, environment
+    ):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment) as episode:
+            _, devices, _, _ = await episode.run("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '")
+            assert set(devices.split()) <= {"lo"}
+            code, _, _, _ = await episode.run("touch /usr/envfarm-was-here")
+            assert code != 0
+            _, count, _, _ = await episode.run("ls -d /proc/[0-9]* | wc -l")
+            assert int(count) < 10
+            _, capabilities, _, _ = await episode.run("grep CapEff /proc/self/status")
+            assert int(capabilities.split()[1], 16) == 0
+
+    async def test_the_level_that_the_host_names_is_the_one_that_an_episode_reaches(self, backend, environment):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment) as episode:
+            assert ISOLATION_FROM_PB[episode.isolation] is host.isolation
+
+    async def test_files_pass_between_environment_and_commands_and_are_gone_with_the_episode(
+        self, backend, environment
+    ):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment, "first") as episode:
+            await episode("write", path="in.txt", text="given")
+            assert (await episode.run("cat in.txt; echo made > out.txt"))[1] == "given"
+            assert await episode("read", path="out.txt") == "made\n"
+            assert await episode("names") == "in.txt,out.txt"
+        async with played(host, environment, "second") as episode:
+            assert await episode("names") == ""
+
+    async def test_a_process_goes_on_and_answers(self, backend, environment):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment) as episode:
+            assert await episode("converse", line="hello") == "heard hello\n"
+
+    async def test_a_snapshot_is_restored_in_its_own_slot_and_in_another(self, backend, environment):
+        host = await backend.acquire(SandboxProfile())
+        async with played(host, environment, "own") as episode, played(host, environment, "other") as other:
+            await episode("write", path="kept.txt", text="as it was")
+            await episode("keep")
+            await episode("write", path="kept.txt", text="changed")
+            await episode("go_back")
+            assert await episode("read", path="kept.txt") == "as it was"
+            await other("go_back")
+            assert await other("read", path="kept.txt") == "as it was"

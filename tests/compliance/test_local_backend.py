@@ -68,6 +68,20 @@ class TestLocalBackend(suite.BackendSuite):
     """The suite, over processes."""
 
 
+class TestLocalTrial(suite.TrialSuite):
+    """What commands can and cannot do."""
+
+    @pytest.fixture
+    def environment(self):
+        return f"{_path.with_name('trial.py')}:Trial"
+
+    @pytest.fixture
+    async def backend(self, make, environment):
+        made = make(environments=[environment])
+        yield made
+        await made.close()
+
+
 async def test_the_folder_of_sockets_is_closed_to_others(backend, tmp_path):
     await backend.acquire(SandboxProfile())
     assert (tmp_path / "hosts").stat().st_mode & 0o777 == 0o700
