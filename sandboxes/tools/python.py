@@ -1,74 +1,95 @@
-"""Python for models: code runs in the sandbox, shows what it prints and the value of its last expression."""
+"""Python for models: one interpreter per episode, kept from call to call, as in a notebook."""
 
 from __future__ import annotations
 
-from envfarm.core.environment import Toolset, tool
-from envfarm.core.errors import IsolationError
-from envfarm.core.sandbox import ExecResult
-from sandboxes.isolation.bwrap import python
+import signal
+from pathlib import Path
 
-_NOT_FOUND = 127  # of the shell
-# Runs inside the sandbox. Frames of this runner are left out of tracebacks.
-_RUNNER = """
-import ast, sys, traceback
-source = sys.stdin.read()
-sys.stdin.close()
-try:
-    tree = ast.parse(source, "<code>")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    scope = {"__name__": "__main__"}
-    exec(compile(tree, "<code>", "exec"), scope)
-    if last is not None:
-        value = eval(compile(ast.Expression(last.value), "<code>", "eval"), scope)
-        if value is not None:
-            print(repr(value))
-except SystemExit:
-    raise
-except BaseException as error:
-    sys.stdout.flush()
-    kind, _, trace = sys.exc_info()
-    while trace is not None and trace.tb_frame.f_code.co_filename != "<code>":
-        trace = trace.tb_next
-    lines = traceback.format_exception(kind, error.with_traceback(trace), trace, limit=-3, chain=False)
-    sys.stderr.write("".join(lines))
-    sys.exit(1)
-"""
+from envfarm.core.environment import Toolset, tool
+from envfarm.core.errors import IsolationError, ToolError
+from sandboxes.tools.exchange import FLOOD_BYTES, Exchange
+from sandboxes.tools.interpreter import interpreter
+from sandboxes.tools.kept import Kept, ending, time_limit
+from sandboxes.tools.transcript import transcript
+
+_SOURCE = Path(__file__).with_name("python_inside.py").read_text()
+_PROGRAM = f"exec(compile({_SOURCE!r}, '<session>', 'exec'))"  # under a name that the code's own frames do not have
+_NOT_FOUND, _DEAF = 127, 125
 
 
 class Python(Toolset):
-    """One tool that runs code. Nothing is kept between two calls but the files of the workspace."""
+    """One tool that runs code. With an image, in the image's own ``python3``, which it must have.
+
+    ``seconds``: of one call (default: what profile and limits allow, less what stopping it may take). ``output_bytes``:
+    of UTF-8 that are shown of its output (default: what ``Limits.result_bytes`` leaves).
+    """
 
     executes = True
+
+    def __init__(self, *, seconds: float | None = None, output_bytes: int | None = None) -> None:
+        self._seconds = seconds
+        self._output_bytes = output_bytes
+        self._kept = Kept()
+
+    def reset(self) -> None:
+        """The session ends with the episode."""
+        self._kept.forget()
 
     @tool
     async def python(self, code: str) -> str:
         """Run Python code and return what it prints and the value of its last expression.
 
+        Variables, functions and imports are kept from call to call. There is no input to read.
+
         Args:
             code: The program. It has the standard library, no network, and a folder of its own.
         """
-        argv = [python(), "-I", "-B", "-X", "utf8", "-c", _RUNNER]
-        result = await self.sandbox.exec(argv, stdin=code.encode("utf-8", "replace"))
-        if result.exit_code == _NOT_FOUND and b"not found" in result.stderr:
-            raise IsolationError(f"{argv[0]} cannot be reached from inside the sandbox")
-        return shown(result)
+        async with self._kept.call():
+            return await self._run(code)
 
+    async def _run(self, code: str) -> str:
+        process = self._kept.running
+        if process is None:
+            argv = [interpreter(self), "-I", "-B", "-X", "utf8", "-c", _PROGRAM]
+            process = await self._kept.start(self.sandbox, argv)
+        limit = (self._output_bytes or max(1024, self.environment.limits.result_bytes - 512)) - 256
+        spare = process.children()
+        exchange = Exchange(process, limit)
+        source = code.encode("utf-8", "replace")
 
-def shown(result: ExecResult) -> str:
-    """Output and errors of a run as the model sees them."""
-    out = result.stdout.decode("utf-8", "replace")
-    errors = result.stderr.decode("utf-8", "replace").strip()
-    parts = [out.rstrip("\n")] if out.strip() else []
-    if errors:
-        parts.append(errors)
-    if result.timed_out:
-        parts.append(f"error: stopped after {result.seconds:.1f} s")
-    elif result.exit_code not in (0, 1) or (result.exit_code == 1 and not errors):
-        parts.append(_ended(result.exit_code))
-    return "\n".join(parts) or "(no output)"
+        async def interrupt() -> None:
+            process.signal(signal.SIGINT)
 
+        async def interrupt_all() -> None:
+            await process.kill_children(spare)
+            process.signal(signal.SIGINT)
 
-def _ended(code: int | None) -> str:
-    if code in (137, -9):
-        return "error: killed, for too much memory, disk or output"
-    return f"error: the program ended with status {code}"
+        seconds = self._seconds or time_limit(self)
+        request = b"%s %d\n" % (exchange.word.encode(), len(source)) + source
+        await exchange.run(request, seconds, (interrupt, interrupt_all))
+        if exchange.stopped and exchange.status is not None:
+            await process.kill_children(spare)
+        return await self._told(exchange, limit, seconds)
+
+    async def _told(self, exchange: Exchange, limit: int, seconds: float) -> str:
+        said = transcript(exchange.output, limit).rstrip("\n")
+        code = None
+        if exchange.status is None:
+            code = await self._kept.close(ends=not exchange.stopped)
+            if code == _NOT_FOUND:
+                self._missing()
+        parts = [said] if said.strip() else []
+        if exchange.stopped:
+            why = f"more than {FLOOD_BYTES} bytes of output" if exchange.flooded else f"time limit of {seconds:g} s"
+            parts.append(f"error: stopped: {why}")
+        if exchange.status is None:
+            how = ending("became another program", code)
+            if exchange.stopped or code == _DEAF:
+                how = "did not stop either and was killed" if exchange.stopped else "lost its own descriptors"
+            parts.append(f"error: Python {how}; the next call starts it anew, without variables; files are kept")
+        return "\n".join(parts) or "(no output)"
+
+    def _missing(self) -> None:
+        if self.environment.profile.image:
+            raise ToolError(f"error: there is no python3 in the image {self.environment.profile.image}")
+        raise IsolationError(f"{interpreter(self)} cannot be reached from inside the sandbox")

@@ -79,13 +79,12 @@ class Shell(Toolset):
             process.signal(_ABORT)
             await process.kill_children(spare)
 
-        async def stop_again() -> None:
-            await stop()
+        async def ask_again() -> None:  # some shells throw away what is sent ahead of an interruption
             if process.exit_code is None:
-                await process.write(again)  # some shells throw away what is sent ahead of an interruption
+                await process.write(again)
 
         request = lines + command_lines(self._kind, command, self._status) + answer_line(exchange.word)
-        await exchange.run(request.encode("utf-8", "replace"), seconds, (stop, stop_again, stop_again))
+        await exchange.run(request.encode("utf-8", "replace"), seconds, (stop, ask_again, stop, ask_again))
         return await self._told(exchange, limit - 256, seconds)
 
     async def _told(self, exchange: Exchange, limit: int, seconds: float) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 BECOME = "exec 9>&1 8>&2 >/dev/null 2>&1; command -v bash && exec bash --norc --noprofile --noediting +H -i; exec sh -i"
 HELLO = (
-    "PS1= PS2=; unset HISTFILE PROMPT_COMMAND; set +o history\n"
-    "kind=1; if [ -n \"$BASH_VERSION\" ]; then eval 'kind=$((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1]))'; "
+    "PS1= PS2= kind=1; unset HISTFILE PROMPT_COMMAND\n"
+    "if [ -n \"$BASH_VERSION\" ]; then set +o history; eval 'kind=$((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1]))'; "
     "if [ $kind -lt 501 ]; then kind=2; else kind=3; fi; fi\n"
 )
 SH, OLD_BASH, BASH = "sh", "old bash", "bash"

@@ -228,7 +228,10 @@ async def test_a_fork_bomb_of_children_ends(sandbox):
 
 
 async def test_a_child_whose_first_thread_is_dead_is_found(sandbox):
-    code = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nprint('up', flush=True)\nctypes.CDLL(None).pthread_exit(None)"
+    code = (
+        "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "print('up', flush=True)\nctypes.CDLL(None).pthread_exit(None)"
+    )
     process = await sandbox.start(SH)
     await process.write(f'{python()} -I -c "{code}" &\n'.encode())
     await lines(process, 1)
@@ -317,7 +320,9 @@ async def test_processes_end_with_the_host_that_is_killed():
             await asyncio.sleep(100)
         asyncio.run(main())
     """
-    host = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
+    host = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE
+    )
     assert await asyncio.to_thread(host.stdout.readline) == b"up\n"
     await until(lambda: len(found("sleep", "1239")) == 2)
     host.kill()

@@ -1,8 +1,12 @@
 """The shell that models use: what is kept, what is cut, what is stopped, and what it survives."""
 
 import asyncio
+import re
 import shutil
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -70,6 +74,44 @@ def shell(sandbox):
 @pytest.fixture
 def hasty(sandbox):
     return equipped(Hasty, sandbox)
+
+
+def image(folder, *programs):
+    """A root with ``programs`` of this machine, their libraries, and nothing else."""
+    for name in ("bin", "proc", "dev", "tmp", "workspace"):
+        (folder / name).mkdir(parents=True)
+    for program in programs:
+        source = shutil.which(program)
+        shutil.copy(source, folder / "bin" / program)
+        if program == "dash":
+            (folder / "bin/sh").symlink_to("dash")
+        said = subprocess.run(["ldd", source], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"(/\S+) \(0x", said):
+            target = folder / library.lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+async def imaged(ground, tmp_path_factory):
+    """Toolsets in an image of given programs."""
+    made = []
+
+    async def with_programs(cls, *programs):
+        root = Path(tempfile.mkdtemp(dir="/tmp"))
+        image(root, *programs)
+        sandbox = slot_sandbox(ground, 20 + len(made), PROFILE, Surroundings(image="tiny", root=root))
+        made.append((sandbox, root))
+        await asyncio.to_thread(sandbox.prepare)
+        return equipped(cls, sandbox)
+
+    yield with_programs
+    for sandbox, root in made:
+        await asyncio.to_thread(sandbox.close)
+        shutil.rmtree(root)
 
 
 def found(*words):
@@ -262,3 +304,33 @@ async def test_a_session_ends_with_its_episode(shell, sandbox):
 async def test_a_large_command_arrives_whole(shell):
     text = "x" * 300_000
     assert await shell.bash(f"v='{text}'; echo ${{#v}}") == "300000"
+
+
+async def test_an_image_with_nothing_but_a_plain_shell_has_a_kept_session_too(imaged):
+    shutil.which("dash") or pytest.skip("needs dash")
+    shell = await imaged(Hasty, "dash", "sleep", "cat", "ls")
+    (await shell.sandbox.exec(["ls"])).exit_code == 127 and pytest.skip("programs of this machine do not run elsewhere")
+    assert await imaged_shell_is_kept(shell)
+
+
+async def imaged_shell_is_kept(shell):
+    assert await shell.bash("ls /bin; x=kept; f() { echo f; }; cd /tmp") == "cat\ndash\nls\nsh\nsleep"
+    assert await shell.bash("echo $x $PWD; f; false") == "kept /tmp\nf\n[exit code 1]"
+    assert await shell.bash("echo $?") == "1"
+    assert "yntax error" in await shell.bash("echo 'open")
+    for command in ("sleep 1501; echo went on", "while :; do sleep 1501; done", "while :; do :; done"):
+        said = await shell.bash(command)
+        assert "stopped" in said
+        assert "went on" not in said
+        assert found("sleep", "1501") == []
+        assert await shell.bash("echo $x") == "kept"
+    await shell.bash("(while :; do echo noise; sleep 0.01; done) &")
+    assert await shell.bash("sleep 0.05; echo clean") == "clean"
+    assert "next call starts a new one" in await shell.bash("exit 4")
+    return await shell.bash('echo "<$x>"') == "<>"
+
+
+async def test_an_image_without_any_shell_says_so(imaged):
+    shell = await imaged(Workshop, "sleep")
+    with pytest.raises(ToolError, match="no shell in this sandbox"):
+        await shell.bash("echo hi")
