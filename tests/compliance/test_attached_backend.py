@@ -105,6 +105,21 @@ class TestAttachedBackend(suite.BackendSuite):
     """The suite, over hosts that were started by somebody else."""
 
 
+class TestAttachedTrial(suite.TrialSuite):
+    """What commands can and cannot do."""
+
+    @pytest.fixture
+    def environment(self):
+        return f"{_path.with_name('trial.py')}:Trial"
+
+    @pytest.fixture
+    async def backend(self, make, supervisor, environment):
+        supervisor.keep("a", environment=environment)
+        made = make(environments=[environment], max_hosts=1)
+        yield made
+        await made.close()
+
+
 async def test_a_host_that_comes_late_is_waited_for(make, supervisor):
     backend = make()
     waiting = asyncio.create_task(backend.acquire(SandboxProfile()))
