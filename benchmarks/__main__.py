@@ -1,4 +1,4 @@
-"""Run the benchmarks: ``python -m benchmarks [--json FILE] [steps] [opening] [tools] [log] [engine]``.
+"""Run the benchmarks: ``python -m benchmarks [--json FILE] [steps] [opening] [exec] [tools] [log] [engine]``.
 
 Figures are of this machine at this moment; the ratios to the ceilings measured beside them are what can be compared.
 """
@@ -13,7 +13,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-PARTS = ("steps", "opening", "tools", "log", "engine")
+PARTS = ("steps", "opening", "exec", "tools", "log", "engine")
 
 
 def main() -> None:
