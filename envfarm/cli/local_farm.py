@@ -58,12 +58,20 @@ async def local_farm(
     environments: Sequence[str],
     policy: Path | None,
     slots: int = 256,
+    backend: str = "local",
+    backend_options: Sequence[str] = (),
     engine_flags: Sequence[str] = (),
 ) -> AsyncIterator[LocalFarm]:
-    """Start gateway, host and (with ``policy``) the embedded engine; everything ends with the context."""
+    """Start gateway, host and (with ``policy``) the embedded engine; everything ends with the context.
+
+    ``backend`` makes the host, with ``backend_options`` as ``key=value``.
+    """
     async with processes(state) as family:
         flags = ["--listen", "127.0.0.1:0", "--state", str(state), "--slots", str(slots)]
         flags += ["--drain-seconds", str(DRAIN_SECONDS)]
+        flags += ["--backend", backend]
+        for option in backend_options:
+            flags += ["--backend-option", option]
         for name in environments:
             flags += ["--environment", name]
         gateway_child = await family.start("gateway", envfarm_argv("gateway", *flags))

@@ -36,6 +36,11 @@ def rollout(
         list[str] | None,
         typer.Option("--engine", help="URL of a running SGLang server or engine; else one is started."),
     ] = None,
+    backend: Annotated[str, typer.Option(help="What makes the sandbox host: local, docker, attached.")] = "local",
+    backend_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the backend; repeat for more. A wrong one lists them."),
+    ] = None,
     gateway: Annotated[
         str | None,
         typer.Option("--gateway", help="HOST:PORT of a running farm; its workers run the episodes unless --engine."),
@@ -76,6 +81,8 @@ def rollout(
         max_tokens=max_tokens,
         train_steps=train_steps,
         trainer_ranks=trainer_ranks,
+        backend=backend,
+        backend_options=tuple(backend_option or ()),
         gateway=gateway or "",
         token_file=token_file,
     )

@@ -46,6 +46,8 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     train_steps: int
     trainer_ranks: int
+    backend: str = "local"
+    backend_options: tuple[str, ...] = ()
     gateway: str = ""
     token_file: Path | None = None
 
@@ -67,6 +69,8 @@ async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str
                     environments=[environment],
                     policy=None if settings.engines else folder,
                     slots=max(settings.concurrency, 1),
+                    backend=settings.backend,
+                    backend_options=settings.backend_options,
                     engine_flags=["--seed", str(settings.seed), "--max-rows", str(settings.concurrency)],
                 )
             )
