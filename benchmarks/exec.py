@@ -26,9 +26,9 @@ from envfarm.core.errors import FarmError
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation import bwrap, mounts
 from sandboxes.isolation.command_line import OUTSIDE, command_line
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.sandbox import SlotSandbox, slot_sandbox
 from sandboxes.isolation.user import sandbox_user
-from sandboxes.isolation.workspace import Workspace
 
 COMMANDS = 240
 BLOCK = 20

@@ -9,11 +9,11 @@ from pathlib import Path
 from envfarm.core.errors import FarmError
 from sandboxes.host.environments import Loaded
 from sandboxes.host.instance import Instance
+from sandboxes.isolation.files.snapshots import SnapshotStore
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.sandbox import SlotSandbox
-from sandboxes.isolation.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
-from sandboxes.isolation.workspace import Workspace
 
 log = logging.getLogger(__name__)
 

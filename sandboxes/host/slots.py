@@ -32,7 +32,7 @@ from sandboxes.host.runner import Runner
 from sandboxes.host.slot import Slot
 from sandboxes.host.step import EpisodeState, Step
 from sandboxes.host.work import Closing, Opening
-from sandboxes.isolation.snapshots import SnapshotStore
+from sandboxes.isolation.files.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 log = logging.getLogger(__name__)

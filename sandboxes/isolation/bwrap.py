@@ -19,9 +19,9 @@ from pathlib import Path
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import mounts
+from sandboxes.isolation.files.workspace import WORKSPACE, Workspace
 from sandboxes.isolation.seccomp import open_filter
 from sandboxes.isolation.user import becoming, sandbox_user
-from sandboxes.isolation.workspace import WORKSPACE, Workspace
 
 _PROBE_SECONDS = 10.0
 _INSTALL = "install it with: apt-get install bubblewrap"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envfarm.core.errors import SandboxError
-from sandboxes.isolation import stragglers
 from sandboxes.isolation.cgroups import SlotGroup
+from sandboxes.isolation.processes import stragglers
 
 _CANARY = ".canary-"
 _SHOWN = 3  # of many, in a cause

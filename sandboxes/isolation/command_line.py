@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation import bwrap, gvisor
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.limits import bound_processes_of_user, bounds
-from sandboxes.isolation.workspace import Workspace
 
 # Variables of what stands around a confined command. Not this process's own: process 1 inside keeps them in its memory,
 # where the command can read them.

@@ -27,9 +27,9 @@ import msgspec
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import bwrap, mounts
+from sandboxes.isolation.files.workspace import WORKSPACE, Workspace
 from sandboxes.isolation.limits import FIRST_TO_GO
 from sandboxes.isolation.user import becoming, sandbox_user
-from sandboxes.isolation.workspace import WORKSPACE, Workspace
 
 _FILES = "/fs"  # where runsc finds what commands see as /
 _TMP = "/tmp"  # noqa: S108 - inside

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from sandboxes.isolation.removal import empty_folder
+from sandboxes.isolation.files.removal import empty_folder
 
 _PREFIX = "envfarm-host-"
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000

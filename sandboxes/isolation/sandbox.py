@@ -14,19 +14,18 @@ from typing import BinaryIO
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups, cleanliness
-from sandboxes.isolation import files as slot_files
 from sandboxes.isolation.command_line import OUTSIDE, command_line
-from sandboxes.isolation.copying import Interrupted
+from sandboxes.isolation.files import access
+from sandboxes.isolation.files.interruptible import Interrupted, interruptible
+from sandboxes.isolation.files.paths import Tree
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.gate import Gate
-from sandboxes.isolation.inside import Tree
-from sandboxes.isolation.interruptible import interruptible
 from sandboxes.isolation.levels import outside, reached
-from sandboxes.isolation.memory import exceeds
-from sandboxes.isolation.run import Run
-from sandboxes.isolation.session import Session
+from sandboxes.isolation.processes.memory import exceeds
+from sandboxes.isolation.processes.run import Run
+from sandboxes.isolation.processes.session import Session
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
-from sandboxes.isolation.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class SlotSandbox:
         """Write the task's files. Blocking; off the loop."""
         tree = self._files()
         for name, data in files.items():
-            slot_files.write(tree, name, data)
+            access.write(tree, name, data)
 
     @property
     def touched(self) -> bool:
@@ -133,19 +132,19 @@ class SlotSandbox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, making folders on its way. Raises ``ToolError`` that says why it cannot be."""
-        await asyncio.to_thread(lambda: slot_files.write(self._files(), path, data))
+        await asyncio.to_thread(lambda: access.write(self._files(), path, data))
 
     async def read(self, path: str, limit: int = 1 << 20) -> bytes:
         """Read at most ``limit`` bytes of a file. Raises ``ToolError``."""
-        return await asyncio.to_thread(lambda: slot_files.read(self._files(), path, limit))
+        return await asyncio.to_thread(lambda: access.read(self._files(), path, limit))
 
     async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10_000) -> Sequence[FileEntry]:
         """Entries of a folder, sorted, down to ``depth`` levels and at most ``limit``. Raises ``ToolError``."""
-        return await asyncio.to_thread(lambda: slot_files.listing(self._files(), path, depth, limit))
+        return await asyncio.to_thread(lambda: access.listing(self._files(), path, depth, limit))
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a folder with all in it. Raises ``ToolError``."""
-        await asyncio.to_thread(lambda: slot_files.remove(self._files(), path))
+        await asyncio.to_thread(lambda: access.remove(self._files(), path))
 
     async def snapshot(self) -> Snapshot:
         """Keep the files as they are now, until the episode ends. Raises ``SandboxError`` when the room is used up.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import SandboxProcess
-from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.processes.output import HeadTail
 
 FLOOD_BYTES = 64 * 1024 * 1024  # of output, at which a request is stopped
 _LINE_BYTES = 4096

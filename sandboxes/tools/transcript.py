@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.processes.output import HeadTail
 
 # Colours, cursor movements, titles: ECMA-48, sections 5.4 and 5.6.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")

@@ -9,7 +9,7 @@ import pytest
 
 from envfarm.core.errors import SandboxError, ToolError
 from sandboxes.isolation import bwrap
-from sandboxes.isolation.workspace import Workspace
+from sandboxes.isolation.files.workspace import Workspace
 
 pytestmark = pytest.mark.containment
 

@@ -18,8 +18,9 @@ from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.host.environments import Loaded
 from sandboxes.host.recycling import Recycling
 from sandboxes.host.slot import Slot
-from sandboxes.isolation import cleanliness, mounts, stragglers
+from sandboxes.isolation import cleanliness, mounts
 from sandboxes.isolation.cleanliness import Dirty
+from sandboxes.isolation.processes import stragglers
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.isolation.user import sandbox_user
 
@@ -124,7 +125,7 @@ def test_a_mount_over_an_empty_folder_is_seen(tmp_path):
 
 async def test_files_that_cannot_be_removed_make_a_slot_dirty(sandbox, folder, monkeypatch):
     await sandbox.write("a", b"x")
-    monkeypatch.setattr("sandboxes.isolation.area.empty_folder", lambda _: None)
+    monkeypatch.setattr("sandboxes.isolation.files.area.empty_folder", lambda _: None)
     with pytest.raises(Exception, match=r"stays in it|still in|are left in"):
         sandbox.empty()
     monkeypatch.undo()

@@ -15,11 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from envfarm.core.errors import IsolationError, SandboxError, ToolError
 from envfarm.core.sandbox import FileKind, SandboxProfile
-from sandboxes.isolation import area, files, mounts
+from sandboxes.isolation import mounts
 from sandboxes.isolation.bwrap import require_bwrap
+from sandboxes.isolation.files import access, area
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.isolation.surroundings import Surroundings, surroundings
-from sandboxes.isolation.workspace import Workspace
 
 MIB = 1 << 20
 PROFILE = SandboxProfile(memory_bytes=128 * MIB, disk_bytes=8 * MIB, pids=32, exec_seconds=10.0)
@@ -216,11 +217,11 @@ async def test_swapping_folders_for_links_never_leads_out(shell, outside):
     try:
         for number in range(400):
             with contextlib.suppress(ToolError):
-                seen.add(files.read(box._workspace.tree, "a/file", 100)[:6])
+                seen.add(access.read(box._workspace.tree, "a/file", 100)[:6])
             with contextlib.suppress(ToolError):
-                files.write(box._workspace.tree, "a/file", b"inside%d" % number)
+                access.write(box._workspace.tree, "a/file", b"inside%d" % number)
             with contextlib.suppress(ToolError):
-                files.remove(box._workspace.tree, "a/file")
+                access.remove(box._workspace.tree, "a/file")
     finally:
         stop.set()
         swapper.join()
@@ -417,8 +418,8 @@ def plain(tmp_path, monkeypatch):
 
 def test_plain_folders_serve_and_are_emptied_however_they_look(plain):
     assert not plain.bounded
-    files.write(plain.tree, "/tmp/a", b"x" * 100_000)
-    files.write(plain.tree, "b/c", b"y")
+    access.write(plain.tree, "/tmp/a", b"x" * 100_000)
+    access.write(plain.tree, "b/c", b"y")
     (plain.path / "b").chmod(0)
     here = os.open(plain.path, os.O_RDONLY)
     for _ in range(1200):
@@ -430,7 +431,7 @@ def test_plain_folders_serve_and_are_emptied_however_they_look(plain):
     assert plain.usage() == area.TOO_DEEP or plain.usage() > 1 << 61
     plain.empty()
     plain.prepare(MIB)
-    assert files.listing(plain.tree, "/tmp", 1, 10) == []
+    assert access.listing(plain.tree, "/tmp", 1, 10) == []
 
 
 # Everything at once, against a model
@@ -460,10 +461,10 @@ class FilesAsAModel(RuleBasedStateMachine):
         path = self.full(name)
         if self.blocked(path) or any(known.startswith(f"{path}/") for known in self.model):
             with pytest.raises(ToolError):
-                files.write(self.workspace.tree, name, data)
+                access.write(self.workspace.tree, name, data)
         else:
             with contextlib.suppress(ToolError):  # an empty folder may be in its place
-                files.write(self.workspace.tree, name, data)
+                access.write(self.workspace.tree, name, data)
                 self.model[path] = data
 
     @rule(name=_NAMES)
@@ -471,21 +472,21 @@ class FilesAsAModel(RuleBasedStateMachine):
         path = self.full(name)
         gone = [known for known in self.model if known == path or known.startswith(f"{path}/")]
         if gone:
-            files.remove(self.workspace.tree, name)
+            access.remove(self.workspace.tree, name)
             for known in gone:
                 del self.model[known]
         else:
             with contextlib.suppress(ToolError):
-                files.remove(self.workspace.tree, name)
+                access.remove(self.workspace.tree, name)
 
     @rule(name=_NAMES)
     def read(self, name):
         expected = self.model.get(self.full(name))
         if expected is None:
             with pytest.raises(ToolError):
-                files.read(self.workspace.tree, name, 100)
+                access.read(self.workspace.tree, name, 100)
         else:
-            assert files.read(self.workspace.tree, name, 100) == expected
+            assert access.read(self.workspace.tree, name, 100) == expected
 
     @precondition(lambda self: len(self.model) > 3)
     @rule()
@@ -499,7 +500,7 @@ class FilesAsAModel(RuleBasedStateMachine):
         found = {
             f"{top}/{e.path}": e.size
             for top in ("/workspace", "/tmp")
-            for e in files.listing(self.workspace.tree, top, 9, 100)
+            for e in access.listing(self.workspace.tree, top, 9, 100)
             if e.kind is FileKind.FILE
         }
         assert found == {path: len(data) for path, data in self.model.items()}

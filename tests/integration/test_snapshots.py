@@ -15,15 +15,16 @@ import pytest
 
 from envfarm.core.errors import IsolationError, SandboxError
 from envfarm.core.sandbox import SandboxProfile, Snapshot
-from sandboxes.isolation import archive, mounts
-from sandboxes.isolation.archive_reader import ArchiveRefused
+from sandboxes.isolation import mounts
 from sandboxes.isolation.bwrap import require_bwrap
-from sandboxes.isolation.copying import Interrupted
+from sandboxes.isolation.files import archive
+from sandboxes.isolation.files.archive_reader import ArchiveRefused
+from sandboxes.isolation.files.interruptible import Interrupted
+from sandboxes.isolation.files.snapshots import SnapshotStore
+from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.sandbox import SlotSandbox, slot_sandbox
-from sandboxes.isolation.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.user import sandbox_user
-from sandboxes.isolation.workspace import Workspace
 
 MIB = 1 << 20
 PROFILE = SandboxProfile(memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=32, exec_seconds=10.0)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandboxes.host.results import as_text, cut, exception_text
-from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.processes.output import HeadTail
 
 
 @given(st.text(st.characters(codec=None), max_size=300), st.integers(0, 400))

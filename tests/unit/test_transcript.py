@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.processes.output import HeadTail
 from sandboxes.tools.exchange import Answers
 from sandboxes.tools.shell_lines import quoted
 from sandboxes.tools.transcript import readable, transcript

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import FileEntry, FileKind
-from sandboxes.isolation.descriptors import folder as opened
-from sandboxes.isolation.descriptors import regular_file
-from sandboxes.isolation.inside import UNSEEN, Found, Tree, found, give, shown
-from sandboxes.isolation.removal import remove_entry
+from sandboxes.isolation.files.descriptors import folder as opened
+from sandboxes.isolation.files.descriptors import regular_file
+from sandboxes.isolation.files.paths import UNSEEN, Found, Tree, found, give, shown
+from sandboxes.isolation.files.removal import remove_entry
 
 MAX_DEPTH = 64  # levels of a listing
 _CHUNK = 1 << 20

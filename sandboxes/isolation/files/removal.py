@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from sandboxes.isolation.descriptors import by_force
-from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.files.descriptors import by_force
+from sandboxes.isolation.files.descriptors import folder as opened
 
 _DEEP = 48  # levels; what lies deeper is moved up, so that neither the stack nor the descriptors run out
 _TRIES = 5  # while somebody keeps making files

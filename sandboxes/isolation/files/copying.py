@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envfarm.core.errors import SandboxError
-from sandboxes.isolation.descriptors import by_force
-from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.files.descriptors import by_force
+from sandboxes.isolation.files.descriptors import folder as opened
+from sandboxes.isolation.files.interruptible import Interrupted
 
 MAX_DEPTH = 128
 _CHUNK = 8 << 20
@@ -27,10 +28,6 @@ OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 # Removed, or replaced by something else, since the folder was read.
 _CHANGED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 _OTHER_WAYS = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
-
-
-class Interrupted(Exception):
-    """Nobody waits for the copy any more."""
 
 
 class TreeCopy:

@@ -21,9 +21,10 @@ import msgspec
 
 from envfarm.core.errors import SandboxError
 from envfarm.core.sandbox import Snapshot
-from sandboxes.isolation import archive, archive_reader, mounts
-from sandboxes.isolation.copying import TreeCopy
-from sandboxes.isolation.removal import empty_folder
+from sandboxes.isolation import mounts
+from sandboxes.isolation.files import archive, archive_reader
+from sandboxes.isolation.files.copying import TreeCopy
+from sandboxes.isolation.files.removal import empty_folder
 
 log = logging.getLogger(__name__)
 ROOM_BYTES = 1 << 30
@@ -32,7 +33,7 @@ _SLACK = 1 << 20  # for what is written while it is copied
 
 
 class SlotFiles(Protocol):
-    """The files of a slot, as far as a snapshot has to know them (:class:`sandboxes.isolation.workspace.Workspace`)."""
+    """The files of a slot, as far as a snapshot has to know them (see :mod:`sandboxes.isolation.files.workspace`)."""
 
     name: str
     owner: int | None

@@ -12,7 +12,7 @@ from pathlib import Path
 from envfarm.core.errors import SandboxError
 from envfarm.core.sandbox import ExecResult
 from sandboxes.isolation.gate import Gate
-from sandboxes.isolation.output import HeadTail
+from sandboxes.isolation.processes.output import HeadTail
 
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO, NoReturn
 import msgspec
 
 from envfarm.core.errors import SandboxError
-from sandboxes.isolation.archive import ATTRIBUTE, CHUNK, DATA, HEAD, HIDES, OWN, SIZE, TEXT, TIME, VERSION, Head
-from sandboxes.isolation.copying import MAX_DEPTH, OPAQUE, Interrupted
-from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.files.archive import ATTRIBUTE, CHUNK, DATA, HEAD, HIDES, OWN, SIZE, TEXT, TIME, VERSION, Head
+from sandboxes.isolation.files.copying import MAX_DEPTH, OPAQUE
+from sandboxes.isolation.files.descriptors import folder as opened
+from sandboxes.isolation.files.interruptible import Interrupted
 
 TREES = frozenset({"workspace", "tmp", "upper-root", "upper-workspace"})
 _HEADER_BYTES = 1 << 20  # of one entry; attributes and a list of holes fit

@@ -1,4 +1,4 @@
-"""How a snapshot looks as a tar stream, and writing it. Reading is in :mod:`sandboxes.isolation.archive_reader`.
+"""How a snapshot looks as a tar stream, and writing it. Reading is in :mod:`sandboxes.isolation.files.archive_reader`.
 
 The archive is in pax format. What tar has no place for stands in headers of our own: whether an entry is the slot
 user's, times in nanoseconds, where a file with holes has data, which folders hide the ones beneath them. Blocking.
@@ -16,9 +16,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from sandboxes.isolation.copying import OPAQUE, Interrupted, attributes, extents
-from sandboxes.isolation.descriptors import by_force
-from sandboxes.isolation.descriptors import folder as opened
+from sandboxes.isolation.files.copying import OPAQUE, attributes, extents
+from sandboxes.isolation.files.descriptors import by_force
+from sandboxes.isolation.files.descriptors import folder as opened
+from sandboxes.isolation.files.interruptible import Interrupted
 
 VERSION = 1
 HEAD = "envfarm.json"

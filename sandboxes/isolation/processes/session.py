@@ -21,8 +21,8 @@ import psutil
 
 from envfarm.core.errors import SandboxError, ToolError
 from sandboxes.isolation.gate import Gate
-from sandboxes.isolation.inhabitants import Inhabitant, Inhabitants
-from sandboxes.isolation.pipes import PipeEnd
+from sandboxes.isolation.processes.inhabitants import Inhabitant, Inhabitants
+from sandboxes.isolation.processes.pipes import PipeEnd
 
 _KILL_SECONDS = 2.0
 _WATCH_SECONDS = 0.1

@@ -1,6 +1,6 @@
 """The files of one slot as its commands see them: /workspace, /tmp and, with an image, everything else.
 
-Where they lie, and what bounds them, is :mod:`sandboxes.isolation.area`'s matter.
+Where they lie, and what bounds them, is :mod:`sandboxes.isolation.files.area`'s matter.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from envfarm.core.errors import SandboxError, ToolError
-from sandboxes.isolation import files
-from sandboxes.isolation.area import Area, used_bytes
-from sandboxes.isolation.inside import Tree
-from sandboxes.isolation.snapshots import SnapshotStore
+from sandboxes.isolation.files import access
+from sandboxes.isolation.files.area import Area, used_bytes
+from sandboxes.isolation.files.paths import Tree
+from sandboxes.isolation.files.snapshots import SnapshotStore
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 
 WORKSPACE = "/workspace"
@@ -156,13 +156,13 @@ class Workspace:
     def _make_workdir(self) -> None:
         if self.workdir != WORKSPACE:
             try:
-                files.make_folder(self.tree, self.workdir)
+                access.make_folder(self.tree, self.workdir)
             except ToolError as error:
                 self.empty()
                 raise SandboxError(f"the image's working folder cannot be had: {error}") from error
 
     @property
     def tree(self) -> Tree:
-        """The files as :mod:`sandboxes.isolation.files` finds them."""
+        """The files as :mod:`sandboxes.isolation.files.access` finds them."""
         places = {"workspace": self.path, "tmp": self.tmp}
         return Tree(root=self.root, places=places, workdir=self.workdir, owner=self.owner)

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from envfarm.core.errors import SandboxError
 from sandboxes.isolation import mounts
-from sandboxes.isolation.descriptors import by_force
-from sandboxes.isolation.descriptors import folder as opened
-from sandboxes.isolation.ownership import belonging_to
-from sandboxes.isolation.removal import empty_folder
+from sandboxes.isolation.files.descriptors import by_force
+from sandboxes.isolation.files.descriptors import folder as opened
+from sandboxes.isolation.files.ownership import belonging_to
+from sandboxes.isolation.files.removal import empty_folder
 
 log = logging.getLogger(__name__)
 TOO_DEEP = 1 << 62

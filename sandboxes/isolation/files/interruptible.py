@@ -11,6 +11,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class Interrupted(Exception):
+    """Raised by work that was stopped: nobody waits for it any more."""
+
+
 async def interruptible(work: Callable[[threading.Event], T]) -> T:
     """Run ``work`` in a thread. Cancelled, it sets the event and waits until ``work`` has cleared up and returned."""
     stop = threading.Event()
