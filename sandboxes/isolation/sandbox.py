@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups, cleanliness
-from sandboxes.isolation.command_line import OUTSIDE, command_line
+from sandboxes.isolation.command_line import EPISODE_SECONDS, OUTSIDE, command_line
 from sandboxes.isolation.files import access
 from sandboxes.isolation.files.interruptible import Interrupted, interruptible
 from sandboxes.isolation.files.paths import Tree
@@ -215,17 +215,14 @@ class SlotSandbox:
         seconds: float | None = None,
     ) -> ExecResult:
         """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
-        if self._group is None or not self._workspace.bounded:
-            await asyncio.to_thread(self.prepare)
-        self._touched = True
+        await self._about_to_run()
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
         started = time.monotonic()
         gate = self._gate()
-        process = await self._start(argv, env, limit, gate)
+        process = await self._start(self._line(argv, env, gate, limit), gate)
         run = Run(process, self._profile.output_bytes, gate)
-        watched = "disk" not in self.controls or (gate is not None and "memory" not in self.controls)
         try:
-            timed_out = await run.finish(stdin, limit, (lambda: self._excess(gate)) if watched else None)
+            timed_out = await run.finish(stdin, limit, self._excess(gate))
         finally:
             await run.kill()
         return run.result(timed_out=timed_out, seconds=time.monotonic() - started)
@@ -235,28 +232,17 @@ class SlotSandbox:
 
         ``apart``: its errors are not joined with its output, but read with ``read_errors``.
         """
-        if self._group is None or not self._workspace.bounded:
-            await asyncio.to_thread(self.prepare)
-        self._touched = True
+        await self._about_to_run()
         for ended in [each for each in self._sessions if each.exit_code is not None]:
             self._sessions.discard(ended)
         gate = self._gate()
-        watched = "disk" not in self.controls or (gate is not None and "memory" not in self.controls)
         session = Session(
             gate=gate,
             write_seconds=self._profile.exec_seconds,
-            excess=(lambda: self._excess(gate)) if watched else None,
+            excess=self._excess(gate),
             ended=self._sessions.discard,
         )
-        line = command_line(
-            argv,
-            workspace=self._workspace,
-            profile=self._profile,
-            controls=self.controls,
-            env=env,
-            user=self._user,
-            gate=gate,
-        )
+        line = self._line(argv, env, gate, EPISODE_SECONDS)
         session.spawn(line, cwd=str(self._workspace.path), env=None if gate is None else OUTSIDE, apart=apart)
         self._sessions.add(session)
         try:
@@ -266,6 +252,11 @@ class SlotSandbox:
             await asyncio.to_thread(session.end)
             raise
         return session
+
+    async def _about_to_run(self) -> None:
+        if self._group is None or not self._workspace.bounded:
+            await asyncio.to_thread(self.prepare)
+        self._touched = True
 
     def _gate(self) -> Gate | None:
         if self._profile.isolation is Isolation.NONE:
@@ -277,21 +268,24 @@ class SlotSandbox:
             memory_counted="memory" in controls,
         )
 
-    async def _start(
-        self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
-    ) -> asyncio.subprocess.Process:
+    def _line(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, gate: Gate | None, seconds: float
+    ) -> Sequence[str]:
+        return command_line(
+            argv,
+            workspace=self._workspace,
+            profile=self._profile,
+            controls=self.controls,
+            env=env,
+            user=self._user,
+            seconds=seconds,
+            gate=gate,
+        )
+
+    async def _start(self, line: Sequence[str], gate: Gate | None) -> asyncio.subprocess.Process:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command_line(
-                    argv,
-                    workspace=self._workspace,
-                    profile=self._profile,
-                    controls=self.controls,
-                    env=env,
-                    user=self._user,
-                    seconds=seconds,
-                    gate=gate,
-                ),
+                *line,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -309,12 +303,21 @@ class SlotSandbox:
                 gate.started()
         return process
 
-    def _excess(self, gate: Gate | None) -> bool:
-        """Whether a running command takes more than nothing else bounds. Blocking."""
-        if "disk" not in self.controls and self._workspace.usage() > self._profile.disk_bytes:
-            return True
-        pid = gate.pid if gate is not None else None
-        return pid is not None and "memory" not in self.controls and exceeds(pid, self._granted.memory_bytes)
+    def _excess(self, gate: Gate | None) -> Callable[[], bool] | None:
+        """Asks, blocking, whether a running command takes more than it should; None when the kernel sees to that."""
+        controls = self.controls
+        disk = "disk" not in controls
+        memory = gate is not None and "memory" not in controls
+        if not disk and not memory:
+            return None
+
+        def exceeded() -> bool:
+            if disk and self._workspace.usage() > self._profile.disk_bytes:
+                return True
+            pid = gate.pid if gate is not None else None
+            return memory and pid is not None and exceeds(pid, self._granted.memory_bytes)
+
+        return exceeded
 
 
 @cache
