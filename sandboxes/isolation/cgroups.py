@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "envfarm-"
 _PERIOD_US = 100_000
+# An eighth of what others have: a command yields to the host that serves all episodes, and to neighbours that start.
+_SHARES, _WEIGHT = "128", "12"
 CONTROLS = ("memory", "pids", "cpu")
 _BOUNDS = (
     "memory.max",
@@ -28,6 +31,8 @@ _BOUNDS = (
     "memory.memsw.limit_in_bytes",
     "pids.max",
     "cpu.max",
+    "cpu.weight",
+    "cpu.shares",
     "cpu.cfs_period_us",
     "cpu.cfs_quota_us",
 )
@@ -130,17 +135,53 @@ def _parents() -> dict[str, Path]:
 
 def _parents_v2(lines: list[str]) -> dict[str, Path]:
     own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")
+    if not own:
+        return {}
     parent = _ROOT / own.lstrip("/")
-    if not own or not os.access(parent, os.W_OK):
-        return {}
-    for control in CONTROLS:
-        with contextlib.suppress(OSError):
-            (parent / "cgroup.subtree_control").write_text(f"+{control}")
+    if parent.name == _leaf():
+        parent = parent.parent
+    return dict.fromkeys(enabled_below(parent, CONTROLS), parent)
+
+
+def enabled_below(parent: Path, controls: Sequence[str]) -> list[str]:
+    """Those of ``controls`` that groups made in ``parent``, a group of version 2, can have; this process may move.
+
+    A group with processes in it cannot hand controllers down (but the machine's root can). Where we are the only one
+    in a group that was delegated to us, we move into a leaf of it; where others are, nothing can be had.
+    """
+    if not os.access(parent / "cgroup.subtree_control", os.W_OK):
+        return []
+    _enable(parent, controls)
+    if not set(controls) <= set(_words(parent / "cgroup.subtree_control")) and _only_we(parent):
+        leaf = parent / _leaf()
+        try:
+            leaf.mkdir(exist_ok=True)
+            (leaf / "cgroup.procs").write_text("0")
+        except OSError as error:
+            log.info("no leaf for this process: %s", error)
+        _enable(parent, controls)
+    enabled = _words(parent / "cgroup.subtree_control")
+    return [control for control in controls if control in enabled]
+
+
+def _leaf() -> str:
+    return f"{_PREFIX}{os.getpid()}-host"
+
+
+def _only_we(group: Path) -> bool:
+    return _words(group / "cgroup.procs") == [str(os.getpid())]
+
+
+def _enable(parent: Path, controls: Sequence[str]) -> None:
+    for control in controls:
+        _optional(parent / "cgroup.subtree_control", f"+{control}")
+
+
+def _words(file: Path) -> list[str]:
     try:
-        enabled = (parent / "cgroup.subtree_control").read_text().split()
+        return file.read_text().split()
     except OSError:
-        return {}
-    return {control: parent for control in CONTROLS if control in enabled}
+        return []
 
 
 def _bound(folder: Path, control: str, profile: SandboxProfile) -> None:
@@ -157,7 +198,9 @@ def _bound(folder: Path, control: str, profile: SandboxProfile) -> None:
         (folder / "pids.max").write_text(str(profile.pids))
     elif v2:
         (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+        _optional(folder / "cpu.weight", _WEIGHT)
     else:
+        _optional(folder / "cpu.shares", _SHARES)
         (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
         (folder / "cpu.cfs_quota_us").write_text(str(quota))
 
