@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_generate_tests(metafunc):
     if "way" in metafunc.fixturenames:
-        metafunc.parametrize("way", WAYS, scope="session")
+        metafunc.parametrize("way", WAYS, scope="module")
     if "attack" in metafunc.fixturenames:
         metafunc.parametrize("attack", hostile.ATTACKS, ids=lambda attack: attack.name)
 
@@ -82,7 +82,7 @@ class Arena:
             self._process.stdout.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # none is left when other modules look at what runs
 def arena(way):
     if WAYS[way] and os.geteuid() != 0:
         pytest.skip("needs root, to take things away from a process")
