@@ -170,6 +170,14 @@ async def test_what_a_trusted_command_left_running_is_found_by_where_it_works(gr
     sandbox.close()
 
 
+async def test_nothing_is_left_of_orphans_that_came_to_the_host(sandbox, ground):
+    await sandbox.exec(["true"])  # from the first confined command on, this process adopts orphans
+    trusted = slot_sandbox(ground, NUMBER + 1, SandboxProfile(isolation=Isolation.NONE))
+    await trusted.exec(["sh", "-c", "setsid sleep 60 >/dev/null 2>&1 &"])
+    await asyncio.to_thread(trusted.close)
+    assert [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
+
+
 async def test_bounds_that_were_changed_make_a_slot_dirty_and_are_as_at_the_start_again(sandbox, folder):
     if not sandbox.controls & {"pids"}:
         pytest.skip("no control group for pids can be made here")

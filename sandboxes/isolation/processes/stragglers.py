@@ -39,14 +39,26 @@ Find = Callable[[], Sequence[Straggler]]
 def end(find: Find) -> Sequence[Straggler]:
     """Kill what ``find`` finds until it finds nothing; returns those that stay."""
     ends = time.monotonic() + STAY_SECONDS
-    while found := find():
+    killed: set[int] = set()
+    while (found := find()) or killed:
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
+                killed.add(process.pid)
+        killed = {pid for pid in killed if not _buried(pid)}
         if time.monotonic() >= ends:
             return found
-        time.sleep(_LOOK_SECONDS)
+        if found or killed:
+            time.sleep(_LOOK_SECONDS)
     return ()
+
+
+def _buried(pid: int) -> bool:
+    """Whether nothing is left to us of what we killed: this process adopts orphans, and nobody else waits for them."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
 
 
 def of_groups(member_files: Sequence[Path]) -> list[Straggler]:
