@@ -25,7 +25,7 @@ def gateway(
     slots: Annotated[int, typer.Option(min=1, help="Episodes that one host holds at once.")] = 256,
     hosts: Annotated[int, typer.Option(min=1, help="Hosts to keep, for each image that environments name.")] = 1,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start hosts anew when the code of their environments changes (local).")
+        bool, typer.Option("--reload", help="Start hosts anew when environments' code changes (local, docker).")
     ] = False,
     address_file: Annotated[Path | None, typer.Option(help="Write the bound address here once serving.")] = None,
     keep_hosts: Annotated[bool, typer.Option(help="Leave hosts and episodes alive for the next gateway.")] = False,

@@ -27,6 +27,7 @@ from sandboxes.docker.errors import DockerError
 from sandboxes.docker.folders import HostFolders
 from sandboxes.docker.images import Images, Pull
 from sandboxes.docker.labels import HostRecord, farm_version
+from sandboxes.docker.sources import sources
 from sandboxes.docker.sweeping import Found, discard, sweep
 from sandboxes.docker.volumes import ImageVolumes
 from sandboxes.docker.watch import Deaths, HostContainer
@@ -56,7 +57,8 @@ class DockerBackend:
 
     ``lease``: seconds without any gateway after which a host ends itself. ``host_image``: what hosts are made of
     (``sandboxes/images``). ``runtime``: of the engine, such as ``runsc``; empty: its default. ``pull``: ``missing``,
-    ``never`` or ``always``. ``mounts``: ``/here:/there`` folders for hosts to read, such as environments' code.
+    ``never`` or ``always``. ``mounts``: ``/here:/there`` folders for hosts to read; the folder of an environment
+    named ``file.py:Class`` is mounted anyway. ``reload``: hosts end when that code changes, to be made anew with it.
     ``engine``: URL of its socket; default ``DOCKER_HOST``, else the usual one.
     """
 
@@ -73,6 +75,7 @@ class DockerBackend:
         pull: Pull | str = Pull.MISSING,
         mounts: Sequence[str] | str = (),
         engine: str = "",
+        reload: bool = False,
     ) -> None:
         self._folders = HostFolders(state_dir)
         self._environments = tuple(environments)
@@ -82,12 +85,14 @@ class DockerBackend:
         self._host_image = host_image
         self._runtime = runtime
         self._mounts = tuple(mounts.split(",") if isinstance(mounts, str) and mounts else mounts)
+        self._reload = reload
         self._user = HOST_USER if os.geteuid() == 0 else os.geteuid()
         self._engine = Engine(engine)
         self._images = Images(self._engine, _pull(pull))
         self._changes = Changes()
         self._entries: dict[str, _Entry] = {}
         self._starting = 0
+        self._leftovers: set[str] = set()  # hosts of which a container may be left that was never started
         self._lock = asyncio.Lock()
         self._closed = False
         self._gateway = new_id("gateway")
@@ -103,6 +108,7 @@ class DockerBackend:
                 "use another backend or set the profile's isolation to container or bwrap"
             )
         await self._adopt()
+        await self._end_leftovers()
         if len(self._entries) + self._starting >= self._max_hosts:
             raise SandboxError(f"the docker backend has its {self._max_hosts} hosts already; raise max_hosts")
         return await self._start(profile)
@@ -118,6 +124,7 @@ class DockerBackend:
         """Replace a host by one for the same profile; the old one is gone when this returns."""
         entry = self._entries.get(host_id)
         await self.release(host_id)
+        await self._end_leftovers()
         log.info("host %s is replaced: %s", host_id, cause)
         return await self._start(entry.record.profile if entry is not None else SandboxProfile())
 
@@ -186,6 +193,7 @@ class DockerBackend:
         return self._take(container, spec.record, HostState.STARTING)
 
     async def _spec(self, host_id: str, profile: SandboxProfile) -> HostSpec:
+        code = await asyncio.to_thread(sources, self._environments, self._mounts, self._user, Path.cwd())
         image = await self._images.get(self._host_image)
         volume = ""
         if profile.image and self._volumes is not None:
@@ -211,12 +219,15 @@ class DockerBackend:
             root=volumes.root() if volume else "",
             runtime=self._runtime,
             mounts=self._mounts,
+            sources=code,
+            reload=self._reload,
         )
 
     async def _discard(self, host_id: str) -> None:
         """Remove what was made of a host that could not be started."""
+        self._leftovers.add(host_id)
         with contextlib.suppress(FarmError):  # the reason why it could not be started is the one to be told
-            await self._engine.call(f"removing host {host_id}", lambda client: discard(client, name(host_id)))
+            await self._remove_leftover(host_id)
         await asyncio.to_thread(self._folders.remove, host_id)
 
     async def _until_ready(self, entry: _Entry) -> None:
@@ -326,8 +337,24 @@ class DockerBackend:
         await _stop_watching(entry)
         if entry.record.id in self._entries:
             self._change(entry, HostState.DRAINING, cause)
-            await entry.container.end()
+            try:
+                await entry.container.end()
+            except BaseException:
+                entry.watcher = asyncio.create_task(self._watch_end(entry), name=f"watch {entry.record.id}")
+                raise
             await self._gone(entry, cause)
+
+    async def _end_leftovers(self) -> None:
+        """End what could not be ended before, when the engine was away. Raises the farm's errors when it still is."""
+        for entry in [*self._entries.values()]:
+            if entry.host.state is HostState.DRAINING and entry.watcher is not None:
+                await self._end(entry, entry.host.cause)
+        for host_id in [*self._leftovers]:
+            await self._remove_leftover(host_id)
+
+    async def _remove_leftover(self, host_id: str) -> None:
+        await self._engine.call(f"removing host {host_id}", lambda client: discard(client, name(host_id)))
+        self._leftovers.discard(host_id)
 
     async def _let_go(self, entry: _Entry, keep: bool) -> None:
         if not keep:

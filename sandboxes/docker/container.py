@@ -25,6 +25,7 @@ import msgspec
 
 from sandboxes.docker.engine import EngineFacts
 from sandboxes.docker.labels import HostRecord
+from sandboxes.docker.sources import Sources
 
 HOST_MEMORY_BYTES = 512 << 20
 HOST_PIDS = 256
@@ -36,6 +37,7 @@ ADDRESS = "address"
 IMAGE = "/image"  # the volume with an image's files
 _TMP_BYTES = 256 << 20
 _RUN_BYTES = 16 << 20
+_OPENED_BYTES = 1 << 20
 _OOM_SCORE = 300  # rather a host than the gateway or the engine
 _LOG = {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}}
 _ULIMITS = [{"Name": "core", "Soft": 0, "Hard": 0}]
@@ -44,7 +46,8 @@ _ULIMITS = [{"Name": "core", "Soft": 0, "Hard": 0}]
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One host to be. ``image``: id of the host image; ``user``: user and group id in there.
 
-    ``volume``: holds the files of the profile's image, in its folder ``root`` as seen from inside.
+    ``volume``: holds the files of the profile's image, in its folder ``root`` as seen from inside. ``sources``: what
+    environments in files need. ``reload``: the host ends when the code of its environments changes.
     """
 
     record: HostRecord
@@ -54,6 +57,8 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     root: str = ""
     runtime: str = ""
     mounts: Sequence[str] = ()
+    sources: Sources = Sources()
+    reload: bool = False
 
 
 def name(host_id: str) -> str:
@@ -71,6 +76,7 @@ def config(spec: HostSpec, facts: EngineFacts) -> dict[str, Any]:
         "Env": ["HOME=/tmp", "TMPDIR=/tmp"],
         "Labels": spec.record.labels(),
         "NetworkDisabled": True,
+        **({"WorkingDir": spec.sources.workdir} if spec.sources.workdir else {}),
         "HostConfig": _host_config(spec, facts),
     }
 
@@ -81,6 +87,8 @@ def _arguments(spec: HostSpec) -> list[str]:
     words += ["--slots", str(record.slots), "--lease", str(record.lease), "--inside", record.inside.value]
     for environment in record.environments:
         words += ["--environment", environment]
+    if spec.reload:
+        words.append("--reload")
     if spec.volume:
         words += ["--image", record.profile.image, "--root", spec.root]
     return words
@@ -100,6 +108,7 @@ def _host_config(spec: HostSpec, facts: EngineFacts) -> dict[str, Any]:
         "Tmpfs": {
             "/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={_TMP_BYTES}",  # noqa: S108 - inside
             "/run": f"rw,nosuid,nodev,noexec,mode=755,size={_RUN_BYTES}",
+            **dict.fromkeys(spec.sources.open, f"rw,nosuid,nodev,noexec,mode=755,size={_OPENED_BYTES}"),
         },
         "Mounts": _mounts(spec),
         "Ulimits": _ULIMITS,
@@ -144,7 +153,7 @@ def _mounts(spec: HostSpec) -> list[dict[str, Any]]:
                 "VolumeOptions": {"NoCopy": True},
             }
         )
-    for mount in spec.mounts:
+    for mount in (*spec.mounts, *spec.sources.mounts):
         source, _, target = mount.partition(":")
         found.append({"Type": "bind", "Source": source, "Target": target or source, "ReadOnly": True})
     return found
