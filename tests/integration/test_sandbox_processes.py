@@ -250,7 +250,7 @@ async def test_a_signal_reaches_the_command_alone(sandbox):
     process.signal(signal.SIGUSR1)
     await process.write(b":\n")
     assert await lines(process, 1) == b"got it\n"
-    assert found("sleep", "1237")
+    await until(lambda: found("sleep", "1237"))
     await process.close()
 
 
