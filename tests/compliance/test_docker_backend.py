@@ -74,6 +74,21 @@ class TestDockerBackend(suite.BackendSuite):
     """The suite, over containers."""
 
 
+class TestDockerTrial(suite.TrialSuite):
+    """What commands can and cannot do, in a host that reads the environment from a folder of ours."""
+
+    @pytest.fixture
+    def environment(self):
+        return "/trial/trial.py:Trial"
+
+    @pytest.fixture
+    async def backend(self, make, containers, environment):
+        made = make(environments=[environment], mounts=[f"{_path.parent}:/trial"])
+        yield made
+        await made.close()
+        assert containers() == {}
+
+
 async def test_commands_in_a_container_are_confined_and_it_says_so(backend):
     host = await backend.acquire(SandboxProfile(isolation=Isolation.CONTAINER))
     assert host.isolation is Isolation.CONTAINER
