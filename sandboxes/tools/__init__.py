@@ -8,6 +8,19 @@ from sandboxes.tools.files import Files
 from sandboxes.tools.http import Http
 from sandboxes.tools.python import Python
 from sandboxes.tools.recording import Request, Response, recording, response
+from sandboxes.tools.shell import Shell
 from sandboxes.tools.sql import Sql
 
-__all__ = ["Calculator", "Faults", "Files", "Http", "Python", "Request", "Response", "Sql", "recording", "response"]
+__all__ = [
+    "Calculator",
+    "Faults",
+    "Files",
+    "Http",
+    "Python",
+    "Request",
+    "Response",
+    "Shell",
+    "Sql",
+    "recording",
+    "response",
+]

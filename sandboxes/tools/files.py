@@ -1,10 +1,9 @@
 """Files for models: view, create, replace, insert, and search in contents and names.
 
 The editor has the name, the commands and the arguments of the ``str_replace_editor`` that public agents and the data
-sets made with them use (SWE-agent, OpenHands, R2E-Gym and the models trained on their traces; it began as the editor
-of Anthropic's computer-use demonstration): a policy that has seen one knows this one. Lines are numbered as ``cat -n``
-does. ``undo_edit`` is left out, as later versions of that editor do. ``grep`` and ``glob`` are the pair that coding
-agents have beside it, with ripgrep's syntax.
+sets made with them use (SWE-agent, OpenHands, R2E-Gym): a policy that has seen one knows this one. Lines are numbered
+as ``cat -n`` does. ``undo_edit`` is left out, as later versions of that editor do. ``grep`` and ``glob`` are the pair
+that coding agents have beside it, with ripgrep's syntax.
 
 Everything goes through the file methods of the sandbox, so that it works with any image and no program has to be in
 there. Nothing is kept between two calls.

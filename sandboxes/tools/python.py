@@ -9,7 +9,7 @@ from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import IsolationError, ToolError
 from sandboxes.tools.exchange import FLOOD_BYTES, Exchange
 from sandboxes.tools.interpreter import interpreter
-from sandboxes.tools.kept import Kept, ending, time_limit
+from sandboxes.tools.kept_process import KeptProcess, ending, time_limit
 from sandboxes.tools.transcript import transcript
 
 _SOURCE = Path(__file__).with_name("python_inside.py").read_text()
@@ -29,7 +29,7 @@ class Python(Toolset):
     def __init__(self, *, seconds: float | None = None, output_bytes: int | None = None) -> None:
         self._seconds = seconds
         self._output_bytes = output_bytes
-        self._kept = Kept()
+        self._kept = KeptProcess()
 
     def reset(self) -> None:
         """The session ends with the episode."""

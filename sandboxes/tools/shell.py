@@ -1,8 +1,7 @@
 """A shell for models: one bash per episode, kept from call to call.
 
-The tool is called ``bash``, with ``command`` and ``restart``: the name and the arguments of the tool that Anthropic's
-models are trained on and that most public agents with a kept shell took over, so that a policy which has seen one
-knows this one.
+The tool is called ``bash``, with ``command`` and ``restart``, as in most public agents with a kept shell, so that a
+policy which has seen one knows this one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import SandboxProcess
 from sandboxes.tools.exchange import FLOOD_BYTES, GRACE_SECONDS, Exchange
-from sandboxes.tools.kept import Kept, ending, time_limit
+from sandboxes.tools.kept_process import KeptProcess, ending, time_limit
 from sandboxes.tools.shell_lines import BECOME, HELLO, KINDS, answer_line, command_lines, new_pipe_lines, take_pipe_line
 from sandboxes.tools.transcript import transcript
 
@@ -33,7 +32,7 @@ class Shell(Toolset):
     def __init__(self, *, seconds: float | None = None, output_bytes: int | None = None) -> None:
         self._seconds = seconds
         self._output_bytes = output_bytes
-        self._kept = Kept()
+        self._kept = KeptProcess()
         self._kind = ""
         self._status = 0
 

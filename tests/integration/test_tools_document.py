@@ -28,15 +28,16 @@ PAIRS = re.findall(r"^```call\n(\w+) (.*?)\n```\n\n```text\n(.*?)\n```$", DOCUME
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    # ``Calculator`` is described as well, but has no place in a shop.
-    (tmp_path / "shop.py").write_text(CODE.replace("import Files", "import Calculator, Files"))
+    (tmp_path / "shop.py").write_text(CODE)
     return tmp_path / "shop.py"
 
 
 async def test_every_call_that_is_shown_is_answered_as_it_is_shown(shop, process_of, connection_to):
     text = shop.read_text()
     assert text.count("        Python(),\n") == 1
-    shop.write_text(text.replace("        Python(),\n", "        Python(),\n        Calculator(),\n"))
+    # These are described as well, but have no place in a shop.
+    text = text.replace("        Python(),\n", "        Python(),\n        Calculator(),\n        Shell(),\n")
+    shop.write_text(text.replace("import Files", "import Calculator, Shell, Files"))
     name = f"{shop}:Shop"
     assert len(PAIRS) == DOCUMENT.count("```call\n")
     with process_of(name, prefix=None, slots=1) as process:
@@ -58,7 +59,7 @@ def test_the_command_that_is_told_works(shop):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("toolset", ["Files", "Sql", "Http"])
+@pytest.mark.parametrize("toolset", ["Files", "Sql", "Http", "Shell", "Python"])
 def test_every_argument_of_a_toolset_is_described(toolset):
     section = re.search(rf"^## {toolset}$(.*?)(?=^## |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert section is not None
@@ -67,7 +68,7 @@ def test_every_argument_of_a_toolset_is_described(toolset):
     assert [name for name in parameters if f"`{name}" not in section[1]] == []
 
 
-@pytest.mark.parametrize("toolset", ["Files", "Sql", "Http"])
+@pytest.mark.parametrize("toolset", ["Files", "Sql", "Http", "Shell", "Python"])
 def test_every_tool_and_its_arguments_are_in_the_tables(toolset):
     from envfarm.tools.schema import schemas
 

@@ -15,8 +15,8 @@ _STOPPING_SECONDS = 2.0  # what stopping a request may take
 _END_SECONDS, _LOOK_SECONDS = 0.5, 0.01
 
 
-class Kept:
-    """The process, if there is one."""
+class KeptProcess:
+    """Guards the process, if there is one."""
 
     def __init__(self) -> None:
         self._process: SandboxProcess | None = None
