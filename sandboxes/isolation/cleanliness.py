@@ -39,10 +39,13 @@ def canary_in(folder: Path) -> str | None:
     return next((name for name in names if name.startswith(_CANARY)), None)
 
 
-def end_processes(folder: Path | None, user: int | None, group: SlotGroup | None) -> None:
+def end_processes(
+    folder: Path | None, user: int | None, group: SlotGroup | None, awaited: frozenset[int] = frozenset()
+) -> None:
     """Kill whatever of a slot is still there. Raises :class:`Dirty` when it does not end.
 
     ``user``: of the slot, who has no other processes. ``folder``: of the slot, when its processes may be ours as well.
+    ``awaited``: children of ours that somebody waits for.
     """
     finds: list[stragglers.Find] = []
     if group is not None:
@@ -52,7 +55,7 @@ def end_processes(folder: Path | None, user: int | None, group: SlotGroup | None
     if folder is not None:
         finds.append(lambda: stragglers.of_folder(folder))
     for find in finds:
-        left = stragglers.end(find)
+        left = stragglers.end(find, awaited)
         if left:
             raise Dirty(f"processes do not end: {_listed(left)}")
 

@@ -13,7 +13,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Gate:
         self._said = b""
         self._lock = threading.Lock()  # a thread that opens it may outlive the wait for it
         self._first: int | None = None  # pidfd of the namespace's first process
+        self.opened = False
         self.pid: int | None = None
         """The namespace's first process, seen from here; all others are its descendants."""
 
@@ -115,6 +116,7 @@ class Gate:
             raise SandboxError(f"a command could not be confined: {error}") from error
         with contextlib.suppress(BrokenPipeError):
             os.write(self._go, b"x")
+            self.opened = True
 
     def _confine(self, pid: int) -> None:
         for file in self._join_files:
@@ -124,27 +126,56 @@ class Gate:
 
     def executed(self) -> bool:
         """Whether the command itself was started; to be asked when bubblewrap has ended by itself."""
+        with self._lock:  # whoever opens it is at its end, since bubblewrap is
+            self._read_rest()
+            return any(said.exit_code is not None for said in self._lines())
+
+    def _read_rest(self) -> None:
         os.set_blocking(self._told, False)
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._told, 4096):
                 self._said += part
-        return any(msgspec.json.decode(line, type=_Said).exit_code is not None for line in self._said.splitlines())
+
+    def _lines(self) -> Iterator[_Said]:
+        for line in self._said.splitlines():
+            with contextlib.suppress(msgspec.DecodeError):  # bubblewrap was killed while it wrote
+                yield msgspec.json.decode(line, type=_Said)
+
+    def find_first(self) -> int | None:
+        """A descriptor (pidfd) of the namespace's first process; whoever asks closes it.
+
+        To be called when bubblewrap has ended. ``None`` when there was none, or bubblewrap buried it itself.
+        """
+        with self._lock:
+            if self._first is None and self._told >= 0:
+                self._read_rest()
+                pid = next((said.child_pid for said in self._lines() if said.child_pid is not None), None)
+                if pid is not None and _is_child(pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        self._first = os.pidfd_open(pid)
+            return os.dup(self._first) if self._first is not None else None
 
     async def emptied(self) -> None:
-        """Wait until no process of the command is left. Raises :class:`SandboxError` when some stay."""
-        if self._first is None:
+        """Wait until no process of the command is left. Raises :class:`SandboxError` when some stay.
+
+        To be called when bubblewrap has ended.
+        """
+        first = self.find_first()
+        if first is None:
             return
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
-        loop.add_reader(self._first, gone.set)
+        loop.add_reader(first, gone.set)
         try:
             async with asyncio.timeout(_EMPTY_SECONDS):
                 await gone.wait()
         except TimeoutError:
             raise SandboxError(f"processes of a command outlive it by {_EMPTY_SECONDS:.0f} s") from None
+        else:
+            _bury(first)
         finally:
-            loop.remove_reader(self._first)
-        _bury(self._first)
+            loop.remove_reader(first)
+            os.close(first)
 
 
 @cache
@@ -154,6 +185,23 @@ def _adopt_orphans() -> None:
     Dead processes count in their control group until they are buried, and not everyone's process 1 buries soon.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+    except OSError:
+        return False
+
+
+def buried(group: int) -> bool:
+    """Bury dead children of ours in a process group; whether none is left in it, dead or alive."""
+    try:
+        while os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG) is not None:
+            pass
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _bury(pidfd: int) -> None:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups, cleanliness
 from sandboxes.isolation.command_line import EPISODE_SECONDS, OUTSIDE, command_line
 from sandboxes.isolation.files import access
-from sandboxes.isolation.files.interruptible import Interrupted, interruptible
+from sandboxes.isolation.files.interruptible import Interrupted, interruptible, to_the_end
 from sandboxes.isolation.files.paths import Tree
 from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.gate import Gate
@@ -25,9 +25,11 @@ from sandboxes.isolation.processes.memory import exceeds
 from sandboxes.isolation.processes.run import Run
 from sandboxes.isolation.processes.session import Session
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
+from sandboxes.isolation.turns import Turns
 from sandboxes.isolation.user import sandbox_user
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class SlotSandbox:
@@ -52,7 +54,9 @@ class SlotSandbox:
         self._bounds: dict[str, str] = {}  # of the group, at its start
         self._touched = False
         self._changing = threading.Lock()
+        self._turns = Turns()
         self._sessions: set[Session] = set()
+        self._runs: set[Run] = set()
 
     @property
     def isolation(self) -> Isolation:
@@ -85,9 +89,10 @@ class SlotSandbox:
 
     def fill(self, files: Mapping[str, bytes]) -> None:
         """Write the task's files. Blocking; off the loop."""
-        tree = self._files()
-        for name, data in files.items():
-            access.write(tree, name, data)
+        with self._turns.shared():
+            tree = self._files()
+            for name, data in files.items():
+                access.write(tree, name, data)
 
     @property
     def touched(self) -> bool:
@@ -132,19 +137,19 @@ class SlotSandbox:
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, making folders on its way. Raises ``ToolError`` that says why it cannot be."""
-        await asyncio.to_thread(lambda: access.write(self._files(), path, data))
+        await asyncio.to_thread(self._at_files, lambda tree: access.write(tree, path, data))
 
     async def read(self, path: str, limit: int = 1 << 20) -> bytes:
         """Read at most ``limit`` bytes of a file. Raises ``ToolError``."""
-        return await asyncio.to_thread(lambda: access.read(self._files(), path, limit))
+        return await asyncio.to_thread(self._at_files, lambda tree: access.read(tree, path, limit))
 
     async def list(self, path: str = ".", *, depth: int = 1, limit: int = 10_000) -> Sequence[FileEntry]:
         """Entries of a folder, sorted, down to ``depth`` levels and at most ``limit``. Raises ``ToolError``."""
-        return await asyncio.to_thread(lambda: access.listing(self._files(), path, depth, limit))
+        return await asyncio.to_thread(self._at_files, lambda tree: access.listing(tree, path, depth, limit))
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a folder with all in it. Raises ``ToolError``."""
-        await asyncio.to_thread(lambda: access.remove(self._files(), path))
+        await asyncio.to_thread(self._at_files, lambda tree: access.remove(tree, path))
 
     async def snapshot(self) -> Snapshot:
         """Keep the files as they are now, until the episode ends. Raises ``SandboxError`` when the room is used up.
@@ -153,8 +158,9 @@ class SlotSandbox:
         """
 
         def take(stop: threading.Event) -> Snapshot:
-            self._files()
-            return self._workspace.snapshots.take(self._workspace, stop)
+            with self._turns.shared():
+                self._files()
+                return self._workspace.snapshots.take(self._workspace, stop)
 
         return await interruptible(take)
 
@@ -167,17 +173,22 @@ class SlotSandbox:
         await interruptible(lambda stop: self._restore(snapshot, stop))
 
     def _restore(self, snapshot: Snapshot, stop: threading.Event) -> None:
-        self._files()
+        with self._turns.shared():
+            self._files()
         files = self._workspace
         staged = files.stage(self._profile.disk_bytes, lambda trees: files.snapshots.fill(snapshot, files, trees, stop))
+        swapping = False
         try:
-            if stop.is_set():
-                raise Interrupted
-            self._kill_processes()
+            with self._turns.alone(stop):
+                if stop.is_set():
+                    raise Interrupted
+                self._kill_processes()
+                swapping = True
+                files.swap(staged)
         except BaseException:
-            staged.discard()
+            if not swapping:
+                staged.discard()
             raise
-        files.swap(staged)
 
     async def export_snapshot(self, snapshot: Snapshot, target: BinaryIO) -> None:
         """Write a snapshot as a tar stream, for :meth:`import_snapshot` on another machine."""
@@ -197,8 +208,16 @@ class SlotSandbox:
 
     def _kill_processes(self) -> None:
         self.end_sessions()
+        runs = list(self._runs)
+        for run in runs:
+            run.end("the files of its slot were replaced or removed")
         confined = self._user is not None and self._profile.isolation is not Isolation.NONE
-        cleanliness.end_processes(None if confined else self._workspace.folder, self._user, self._group)
+        awaited = frozenset(run.pid for run in runs)
+        cleanliness.end_processes(None if confined else self._workspace.folder, self._user, self._group, awaited)
+
+    def _at_files(self, work: Callable[[Tree], T]) -> T:
+        with self._turns.shared():
+            return work(self._files())
 
     def _files(self) -> Tree:
         with self._changing:
@@ -215,16 +234,20 @@ class SlotSandbox:
         seconds: float | None = None,
     ) -> ExecResult:
         """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
-        await self._about_to_run()
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
-        started = time.monotonic()
-        gate = self._gate()
-        process = await self._start(self._line(argv, env, gate, limit), gate)
-        run = Run(process, self._profile.output_bytes, gate)
+        async with self._turns.entered():
+            await self._about_to_run()
+            started = time.monotonic()
+            gate = self._gate()
+            run = await self._started(argv, env, limit, gate)
+            self._runs.add(run)
         try:
             timed_out = await run.finish(stdin, limit, self._excess(gate))
         finally:
-            await run.kill()
+            try:
+                await to_the_end(run.kill())
+            finally:
+                self._runs.discard(run)
         return run.result(timed_out=timed_out, seconds=time.monotonic() - started)
 
     async def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, apart: bool = False) -> Session:
@@ -232,24 +255,25 @@ class SlotSandbox:
 
         ``apart``: its errors are not joined with its output, but read with ``read_errors``.
         """
-        await self._about_to_run()
-        for ended in [each for each in self._sessions if each.exit_code is not None]:
+        for ended in [each for each in list(self._sessions) if each.exit_code is not None]:
             self._sessions.discard(ended)
-        gate = self._gate()
-        session = Session(
-            gate=gate,
-            write_seconds=self._profile.exec_seconds,
-            excess=self._excess(gate),
-            ended=self._sessions.discard,
-        )
-        line = self._line(argv, env, gate, EPISODE_SECONDS)
-        session.spawn(line, cwd=str(self._workspace.path), env=None if gate is None else OUTSIDE, apart=apart)
-        self._sessions.add(session)
+        async with self._turns.entered():
+            await self._about_to_run()
+            gate = self._gate()
+            session = Session(
+                gate=gate,
+                write_seconds=self._profile.exec_seconds,
+                excess=self._excess(gate),
+                ended=self._sessions.discard,
+            )
+            line = self._line(argv, env, gate, EPISODE_SECONDS)
+            session.spawn(line, cwd=str(self._workspace.path), env=None if gate is None else OUTSIDE, apart=apart)
+            self._sessions.add(session)
         try:
             await session.open_gate()
         except BaseException:
             session.kill()
-            await asyncio.to_thread(session.end)
+            await to_the_end(asyncio.to_thread(session.end))
             raise
         return session
 
@@ -271,16 +295,35 @@ class SlotSandbox:
     def _line(
         self, argv: Sequence[str], env: Mapping[str, str] | None, gate: Gate | None, seconds: float
     ) -> Sequence[str]:
-        return command_line(
-            argv,
-            workspace=self._workspace,
-            profile=self._profile,
-            controls=self.controls,
-            env=env,
-            user=self._user,
-            seconds=seconds,
-            gate=gate,
-        )
+        try:
+            return command_line(
+                argv,
+                workspace=self._workspace,
+                profile=self._profile,
+                controls=self.controls,
+                env=env,
+                user=self._user,
+                seconds=seconds,
+                gate=gate,
+            )
+        except BaseException:
+            if gate is not None:
+                gate.started()
+                gate.drop()
+            raise
+
+    async def _started(
+        self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
+    ) -> Run:
+        """Cancelled, it leaves nothing that it started."""
+        starting = asyncio.ensure_future(self._start(self._line(argv, env, gate, seconds), gate))
+        try:
+            process = await to_the_end(starting)
+        except asyncio.CancelledError:
+            if not starting.cancelled() and starting.exception() is None:
+                await to_the_end(Run(starting.result(), self._profile.output_bytes, gate).kill())
+            raise
+        return Run(process, self._profile.output_bytes, gate)
 
     async def _start(self, line: Sequence[str], gate: Gate | None) -> asyncio.subprocess.Process:
         try:

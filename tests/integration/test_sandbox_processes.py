@@ -306,6 +306,16 @@ async def test_without_isolation_processes_and_their_children_end_as_well(ground
     await asyncio.to_thread(sandbox.close)
 
 
+def buried():
+    """Whether no child is left, once those are buried that came to us as orphans."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
 async def test_processes_end_with_the_host_that_is_killed():
     code = """
         import asyncio, sys
@@ -329,5 +339,6 @@ async def test_processes_end_with_the_host_that_is_killed():
     host.wait()
     host.stdout.close()
     await until(lambda: not found("sleep", "1239"))
+    await until(buried)
     mounts.sweep()
     cgroups.sweep()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,3 +27,19 @@ async def interruptible(work: Callable[[threading.Event], T]) -> T:
             with contextlib.suppress(BaseException):  # cancelled again, or what came of the work: nobody asks
                 await asyncio.shield(thread)
         raise
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Await ``work`` whole, however often one is cancelled meanwhile; that is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    with contextlib.suppress(BaseException):  # what came of it: nobody asks
+        task.result()
+    raise cancelled

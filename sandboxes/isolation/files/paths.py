@@ -187,6 +187,8 @@ class _Walk:
         return os.open(name, _LOOK, dir_fd=parent)
 
     def _parent(self) -> int:
+        if not self._open:
+            raise FileNotFoundError(errno.ENOENT, "")  # a place of the slot's that is not there
         return self._open[-1]
 
     def _up(self, depth: int) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from envfarm.core.errors import SandboxError
 from envfarm.core.sandbox import ExecResult
-from sandboxes.isolation.gate import Gate
+from sandboxes.isolation.gate import Gate, buried
 from sandboxes.isolation.processes.output import HeadTail
 
 FLOOD_FACTOR = 256  # a command that writes this many times what is kept is killed
 _CHUNK = 1 << 16
 _WATCH_SECONDS = 0.03
 _KILL_SECONDS = 2.0
+_LOOK_SECONDS = 0.002
 _BWRAP_FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 1, 126, 127  # the last two as a shell has them
 
 
@@ -30,6 +31,12 @@ class Run:
         self._executed = True
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
         self._flood = FLOOD_FACTOR * output_bytes
+        self._cause = ""  # why others ended it
+
+    @property
+    def pid(self) -> int:
+        """Of what was started, which this object waits for."""
+        return self._process.pid
 
     async def finish(self, stdin: bytes, seconds: float, excess: Callable[[], bool] | None) -> bool:
         """Let it go and wait for its end; returns whether it had to be ended at its time limit.
@@ -38,14 +45,14 @@ class Run:
         """
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
-                if self._gate is not None:
-                    tasks.create_task(self._gate.open())
+                opening = tasks.create_task(self._gate.open()) if self._gate is not None else None
                 tasks.create_task(self._feed(stdin))
                 for stream, output in zip((self._process.stdout, self._process.stderr), self._outputs, strict=True):
                     tasks.create_task(self._drain(stream, output))
                 watch = tasks.create_task(self._watch(excess)) if excess is not None else None
                 await self._process.wait()
-                if self._gate is not None:
+                if self._gate is not None and opening is not None:
+                    await opening  # it reads what bubblewrap said as well
                     self._executed = self._gate.executed()
                 if watch is not None:
                     watch.cancel()
@@ -67,7 +74,6 @@ class Run:
                 pipe.write(data)
                 await pipe.drain()
             pipe.close()
-            await pipe.wait_closed()
 
     async def _drain(self, stream: asyncio.StreamReader | None, output: HeadTail) -> None:
         while stream is not None and (data := await stream.read(_CHUNK)):
@@ -110,11 +116,27 @@ class Run:
         if self._gate is not None:
             try:
                 await self._gate.emptied()
+                await self._bury()
             finally:
                 self._gate.drop()
 
+    async def _bury(self) -> None:
+        """Bury what bubblewrap had begun when it was killed before it could tell of it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_SECONDS):
+                while not buried(self._process.pid):  # noqa: ASYNC110 - others make it so
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    def end(self, cause: str) -> None:
+        """Kill it, from any thread, without waiting. Whoever waits for it hears why, if it did not run yet."""
+        if self._process.returncode is None:
+            self._cause = cause
+            self._signal()
+
     def result(self, *, timed_out: bool, seconds: float) -> ExecResult:
-        """What came of it. Raises :class:`SandboxError` when bubblewrap failed before there was a command."""
+        """What came of it. Raises :class:`SandboxError` when it never came to run."""
+        if self._cause and self._gate is not None and not self._gate.opened:
+            raise SandboxError(f"a command was ended before it ran: {self._cause}")
         out, err = self._outputs
         return ExecResult(
             exit_code=None if timed_out else self._exit_code(err.value()),

@@ -20,12 +20,13 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from envfarm.core.errors import SandboxError, ToolError
-from sandboxes.isolation.gate import Gate
+from sandboxes.isolation.gate import Gate, buried
 from sandboxes.isolation.processes.inhabitants import Inhabitant, Inhabitants
 from sandboxes.isolation.processes.pipes import PipeEnd
 
 _KILL_SECONDS = 2.0
 _WATCH_SECONDS = 0.1
+_LOOK_SECONDS = 0.002
 _BWRAP_FAILED, _NOT_FOUND = 1, 127
 
 
@@ -232,7 +233,6 @@ class Session:
         with self._ending:
             if self._over:
                 return
-            first = self._first()
             self.kill()
             try:
                 code = self._process.wait(_KILL_SECONDS)
@@ -243,7 +243,9 @@ class Session:
                     code = self._process.wait(_KILL_SECONDS)
                 except subprocess.TimeoutExpired:
                     raise SandboxError("a process of the sandbox cannot be killed") from None
-            _await_end(first)
+            if self._gate is not None:
+                _await_end(self._gate.find_first())
+                _bury(self._process.pid)
             if code == _BWRAP_FAILED and self._gate is not None and not self._gate.executed():
                 code = _NOT_FOUND
             self._code = code
@@ -265,14 +267,12 @@ class Session:
         pid = self._gate.pid if self._gate is not None and not self._over else None
         return Inhabitants(pid) if pid is not None else None
 
-    def _first(self) -> int | None:
-        pid = self._gate.pid if self._gate is not None else None
-        if pid is None:
-            return None
-        try:
-            return os.pidfd_open(pid)
-        except ProcessLookupError:
-            return None
+
+def _bury(group: int) -> None:
+    """Bury what bubblewrap had begun when it was killed before it could tell of it."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while not buried(group) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
 
 
 def _await_end(first: int | None) -> None:

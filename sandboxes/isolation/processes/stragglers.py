@@ -36,8 +36,11 @@ class Straggler(msgspec.Struct, frozen=True):
 Find = Callable[[], Sequence[Straggler]]
 
 
-def end(find: Find) -> Sequence[Straggler]:
-    """Kill what ``find`` finds until it finds nothing; returns those that stay."""
+def end(find: Find, awaited: frozenset[int] = frozenset()) -> Sequence[Straggler]:
+    """Kill what ``find`` finds until it finds nothing; returns those that stay.
+
+    ``awaited``: children of ours that somebody else waits for and will bury.
+    """
     ends = time.monotonic() + STAY_SECONDS
     killed: set[int] = set()
     while (found := find()) or killed:
@@ -45,7 +48,7 @@ def end(find: Find) -> Sequence[Straggler]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.pid, signal.SIGKILL)
                 killed.add(process.pid)
-        killed = {pid for pid in killed if not _buried(pid)}
+        killed = {pid for pid in killed - awaited if not _buried(pid)}
         if time.monotonic() >= ends:
             return found
         if found or killed:
