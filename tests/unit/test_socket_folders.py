@@ -2,7 +2,9 @@
 
 import os
 import socket
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +12,10 @@ from sandboxes.hosting import sockets
 
 
 @pytest.fixture
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(sockets, "_FOLDERS", tmp_path)
-    return tmp_path
+def folders(monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="envfarm-test-", dir="/tmp") as short:  # the usual one is too deep
+        monkeypatch.setattr(sockets, "_FOLDERS", Path(short))
+        yield Path(short)
 
 
 def bound(path):
