@@ -50,20 +50,31 @@ class Engine:
         self._version = ""
         self._connecting = threading.Lock()
 
-    async def call(self, what: str, function: Callable[[APIClient], T], seconds: float = CALL_SECONDS) -> T:
+    async def call(
+        self,
+        what: str,
+        function: Callable[[APIClient], T],
+        seconds: float = CALL_SECONDS,
+        *,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> T:
         """What ``function`` returns. Raises the farm's errors, ``what`` (doing …) in their sentence.
 
-        When cancelled it returns once ``function`` has: what that made can then be cleared up.
+        When cancelled it returns once ``function`` has: what that made can then be cleared up. ``give_up`` asks a long
+        one to end soon.
         """
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._run, what, function)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits any more
         try:
             async with asyncio.timeout(seconds + _MARGIN_SECONDS):
                 return await asyncio.shield(future)
         except TimeoutError:
+            give_up()
             raise DockerUnreachable(
                 f"{what}: the Docker Engine at {self.url} does not answer within {seconds:g} s; is it overloaded?"
             ) from None
         except asyncio.CancelledError:
+            give_up()
             await asyncio.wait([future], timeout=seconds + _MARGIN_SECONDS)
             raise
 
@@ -109,7 +120,12 @@ def _knock(url: str) -> None:
     if url.startswith("unix:"):
         with socket.socket(socket.AF_UNIX) as knocking:
             knocking.settimeout(CALL_SECONDS)
-            knocking.connect("/" + url.removeprefix("unix:").lstrip("/"))
+            knocking.connect(socket_path(url))
+
+
+def socket_path(url: str) -> str:
+    """The unix socket of a local engine."""
+    return "/" + url.removeprefix("http+").removeprefix("unix:").lstrip("/")
 
 
 def local_url(url: str) -> None:

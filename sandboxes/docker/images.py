@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import json
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from docker import APIClient
-from docker.auth import get_config_header, resolve_repository_name
 from docker.errors import APIError, ImageNotFound, NotFound
-from docker.utils import parse_repository_tag
-from requests.exceptions import RequestException
 
-from sandboxes.docker.engine import Engine
-from sandboxes.docker.errors import DockerError, ImageError, Reason, pull_error, said
+from sandboxes.docker.engine import Engine, socket_path
+from sandboxes.docker.errors import ImageError, Reason, said
+from sandboxes.docker.pulling import Pulling
 
 PULL_SECONDS = 1800.0
-STALL_SECONDS = 120.0  # without any word of the engine
 _FIRST_WAIT = {Reason.LIMITED: 60.0}
 _FIRST_WAIT_ELSE = 5.0
 _MOST_WAIT = 900.0
@@ -81,13 +76,11 @@ class Images:
         refusal = self._refusals.get(name)
         if refusal is not None and (left := refusal.again - time.monotonic()) > 0:
             raise ImageError(name, refusal.error.reason, refusal.error.cause, retry_after_s=left)
-        stop = threading.Event()
+        pulling = Pulling(name, socket_path(self._engine.url))
         try:
-            await self._engine.call(f"pulling image {name!r}", lambda client: _pull(client, name, stop), PULL_SECONDS)
+            await self._engine.call(f"pulling image {name!r}", pulling.run, PULL_SECONDS, give_up=pulling.stop)
         except ImageError as error:
             raise self._refused(name, error) from None
-        finally:
-            stop.set()
         self._refusals.pop(name, None)
 
     def _refused(self, name: str, error: ImageError) -> ImageError:
@@ -115,43 +108,3 @@ def _inspect(client: APIClient, name: str) -> Image | None:
         workdir=str(settings.get("WorkingDir") or ""),
         size=int(found.get("Size") or 0),
     )
-
-
-def _pull(client: APIClient, name: str, stop: threading.Event) -> None:
-    """Blocking; ends at ``stop`` or when the engine says nothing for :data:`STALL_SECONDS`. Raises ImageError."""
-    repository, tag = parse_repository_tag(name)
-    headers = {}
-    try:
-        registry, _ = resolve_repository_name(repository)
-        credentials = get_config_header(client, registry)
-    except Exception as error:  # whatever a credentials store says
-        raise ImageError(name, Reason.OTHER, f"its registry's credentials cannot be read: {error}") from error
-    if credentials:
-        headers["X-Registry-Auth"] = credentials.decode() if isinstance(credentials, bytes) else credentials
-    answer = client.post(
-        f"{client.base_url}/v{client.api_version}/images/create",
-        params={"fromImage": repository, "tag": tag or "latest"},
-        headers=headers,
-        stream=True,
-        timeout=(10.0, STALL_SECONDS),
-    )
-    try:
-        if answer.status_code != 200:
-            raise pull_error(name, _message(answer.content))
-        for line in answer.iter_lines():
-            news = json.loads(line) if line else {}
-            if "error" in news:
-                raise pull_error(name, str(news["error"]).strip())
-            if stop.is_set():
-                raise DockerError(f"pulling image {name!r} was given up")
-    except (RequestException, ValueError) as error:
-        raise ImageError(name, Reason.UNREACHABLE, f"the engine's answer broke off: {error}") from error
-    finally:
-        answer.close()
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["message"]).strip()
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:500].strip() or "no cause was given"

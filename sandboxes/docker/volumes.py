@@ -99,13 +99,10 @@ class ImageVolumes:
             await asyncio.sleep(_POLL_SECONDS)  # another gateway is at it
 
     async def _filled(self, image: Image, volume: str) -> bool:
-        stop = threading.Event()
+        stop = threading.Event()  # set by a caller that gives up
         labels = {OWNER: self._owner, KIND: FILLER_KIND, STATE: str(self._state)}
         filling = _Filling(image, volume, self._user, labels, stop)
-        try:
-            return await self._engine.call(f"unpacking image {image.name!r}", filling.run, FILL_SECONDS)
-        finally:
-            stop.set()
+        return await self._engine.call(f"unpacking image {image.name!r}", filling.run, FILL_SECONDS, give_up=stop.set)
 
     async def _tidy(self) -> None:
         """Remove volumes beyond the newest that no container uses. What cannot be removed stays."""
