@@ -96,7 +96,7 @@ async def _beside_by_hand(figures: Figures, ground: Path, box: SlotSandbox) -> N
 
 async def _by_hand(argv: list[str]) -> None:
     """Blocks, as by hand; nothing else runs meanwhile."""
-    subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, env=OUTSIDE)  # noqa: ASYNC221
+    subprocess.run(argv, check=True, capture_output=True, stdin=subprocess.DEVNULL, env=OUTSIDE)  # noqa: ASYNC221 - as by hand
 
 
 async def _other_levels(figures: Figures, ground: Path, stack: contextlib.AsyncExitStack) -> None:

@@ -46,12 +46,12 @@ def by_force(name: str, parent: int, *, is_folder: bool) -> Iterator[int]:
         mode = stat.S_IMODE(info.st_mode)
         closed = info.st_uid == os.geteuid() != 0 and mode & wanted != wanted and not stat.S_ISLNK(info.st_mode)
         if closed:
-            os.chmod(here, mode | wanted)  # noqa: PTH101
+            os.chmod(here, mode | wanted)  # noqa: PTH101 - what is open, not a path
         try:
             with folder(".", seen) if is_folder else regular_file(name, parent) as fd:
                 yield fd
         finally:
             if closed:
-                os.chmod(here, mode)  # noqa: PTH101
+                os.chmod(here, mode)  # noqa: PTH101 - what is open, not a path
     finally:
         os.close(seen)
