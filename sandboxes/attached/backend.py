@@ -36,8 +36,9 @@ _POLL_SECONDS = 0.1
 class _Entry:
     """A host that this backend has taken."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, profile: SandboxProfile) -> None:
         self.host = host
+        self.profile = profile
         self.watcher: asyncio.Task[None] | None = None
 
     @property
@@ -48,8 +49,9 @@ class _Entry:
 class AttachedBackend:
     """Takes up to ``max_hosts`` hosts that listen in ``folder`` and serve exactly ``environments``.
 
-    ``folder``: default ``STATE/attached``; only the user that hosts and gateway share may enter it. ``wait``: seconds
-    until :meth:`acquire` gives up. How many slots a host has is said where it is started, so ``slots`` is not used.
+    ``folder``: default ``STATE/attached-hosts``; only the user that hosts and gateway share may enter it. ``wait``:
+    seconds until :meth:`acquire` gives up. How many slots a host has is said where it is started, so ``slots`` is not
+    used.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class AttachedBackend:
             await self._end(entry, "released")
 
     async def recycle(self, host_id: str, cause: str) -> Host:
-        """Let go of a host, which is gone when this returns, and take the next one that is free."""
+        """Let go of a host, which is gone when this returns, and take the next free one for the same profile."""
+        entry = self._entries.get(host_id)
         await self.release(host_id)
         log.info("host %s is replaced: %s", host_id, cause)
-        return await self._next(SandboxProfile())
+        return await self._next(entry.profile if entry is not None else SandboxProfile())
 
     async def list(self) -> Sequence[Host]:
         """Hosts that this gateway has, those that it had before a restart included."""
@@ -125,12 +128,13 @@ class AttachedBackend:
                         return host
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            raise SandboxError(self._nothing_found()) from None
+            raise SandboxError(self._nothing_found(profile)) from None
         finally:
             self._acquiring -= 1
 
-    def _nothing_found(self) -> str:
+    def _nothing_found(self, profile: SandboxProfile) -> str:
         names = " ".join(f"--environment {name}" for name in sorted(self._environments))
+        names += f" --image {profile.image} --root FOLDER" if profile.image else ""
         causes = [f"; host {host_id} is not taken: {cause}" for host_id, cause in [*self._refused.items()][-3:]]
         return (
             f"no free host answers in {self._folder.path} within {self._wait:g} s{''.join(causes)}; "
@@ -151,7 +155,7 @@ class AttachedBackend:
                 if cause:
                     self._refuse(state.host_id, cause)
                 elif await asyncio.to_thread(self._folder.claim, state.host_id):
-                    return self._take(state, file)
+                    return self._take(state, file, profile)
         return None
 
     def _misfit(self, state: host_pb2.InspectResponse, profile: SandboxProfile) -> str:
@@ -160,6 +164,8 @@ class AttachedBackend:
         broken = {name for name in self._environments if any(text.startswith(f"{name}: ") for text in state.broken)}
         if served | broken != self._environments:
             return f"it serves {_listed(served)}, and {_listed(self._environments)} is asked for"
+        if state.image != profile.image:
+            return f"its commands see {_seen(state.image)}, and {_seen(profile.image)} is asked for"
         level = _level(state)
         if profile.isolation not in (Isolation.NONE, Isolation.BWRAP) and not level.includes(profile.isolation):
             return f"it isolates with {level.value}, and {profile.isolation.value} is asked for"
@@ -191,8 +197,9 @@ class AttachedBackend:
             self._adopted = True
 
     async def _adopt_one(self, state: host_pb2.InspectResponse, file: Path) -> None:
-        host = self._take(state, file)
-        cause = self._misfit(state, SandboxProfile())
+        profile = SandboxProfile(image=state.image)
+        host = self._take(state, file, profile)
+        cause = self._misfit(state, profile)
         if cause or len(self._entries) > self._max_hosts:
             await self._end(self._entries[host.id], f"left by an earlier gateway: {cause or 'there are enough'}")
         else:
@@ -200,9 +207,15 @@ class AttachedBackend:
 
     # Bookkeeping
 
-    def _take(self, state: host_pb2.InspectResponse, file: Path) -> Host:
-        host = Host(id=state.host_id, address=f"unix:{file}", slots=state.slots, isolation=_level(state))
-        entry = self._entries[host.id] = _Entry(host)
+    def _take(self, state: host_pb2.InspectResponse, file: Path, profile: SandboxProfile) -> Host:
+        host = Host(
+            id=state.host_id,
+            address=f"unix:{file}",
+            slots=state.slots,
+            isolation=_level(state),
+            image=state.image,
+        )
+        entry = self._entries[host.id] = _Entry(host, profile)
         entry.watcher = asyncio.create_task(self._watch_end(entry), name=f"watch {host.id}")
         self._changes.tell(host)
         return host
@@ -274,6 +287,10 @@ def _level(state: host_pb2.InspectResponse) -> Isolation:
     """What commands in a host are confined by, as its environments say; those that run none may say nothing."""
     levels = [ISOLATION_FROM_PB.get(info.isolation, Isolation.NONE) for info in state.environments]
     return next((level for level in levels if level is not Isolation.NONE), Isolation.NONE)
+
+
+def _seen(image: str) -> str:
+    return f"image {image!r}" if image else "the host's own system"
 
 
 def _listed(names: frozenset[str] | set[str]) -> str:

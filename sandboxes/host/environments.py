@@ -55,6 +55,7 @@ class Environments:
     """What a host was asked to serve. ``broken`` has one sentence per name that could not be loaded."""
 
     def __init__(self, names: Iterable[str], surroundings: Surroundings = MACHINE) -> None:
+        self.image = surroundings.image  # whose files commands see; empty: the host's own system
         self._loaded: dict[str, Loaded] = {}
         self._broken: dict[str, str] = {}
         for name in dict.fromkeys(names):

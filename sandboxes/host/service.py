@@ -50,6 +50,7 @@ class HostServicer(host_pb2_grpc.HostServiceServicer):
             quarantined=self._slots.quarantined,
             broken=self._environments.broken,
             unfit=self._slots.unfit,
+            image=self._environments.image,
         )
 
     async def ListTasks(self, request: host_pb2.ListTasksRequest, context: Any) -> host_pb2.ListTasksResponse:

@@ -147,6 +147,21 @@ async def test_a_host_with_other_environments_is_not_taken_and_that_is_said(make
     await backend.close()
 
 
+async def test_a_host_is_taken_for_the_image_that_it_shows_and_for_no_other(make, supervisor, tmp_path):
+    root = tmp_path / "image" / "root"
+    root.mkdir(parents=True)
+    supervisor.keep("plain")
+    supervisor.keep("imaged", "--image", "tools:1", "--root", str(root))
+    backend = make(max_hosts=3)
+    assert (await backend.acquire(SandboxProfile(image="tools:1"))).image == "tools:1"
+    assert (await backend.acquire(SandboxProfile())).image == ""
+    await backend.close()
+    none = make("other", wait=0.3)
+    with pytest.raises(SandboxError, match=r"--image other:1 --root"):
+        await none.acquire(SandboxProfile(image="other:1"))
+    await none.close()
+
+
 async def test_two_gateways_never_have_the_same_host(backend, make):
     other = make(state="another", wait=1)
     first, second = await asyncio.gather(backend.acquire(SandboxProfile()), backend.acquire(SandboxProfile()))

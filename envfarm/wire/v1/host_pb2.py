@@ -26,7 +26,7 @@ from envfarm.wire.v1 import types_pb2 as envfarm_dot_v1_dot_types__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65nvfarm/v1/host.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\x1a\x17google/rpc/status.proto\"\x10\n\x0eInspectRequest\"\xa6\x01\n\x0fInspectResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x31\n\x0c\x65nvironments\x18\x02 \x03(\x0b\x32\x1b.envfarm.v1.EnvironmentInfo\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x03(\t\x12\x0e\n\x06\x62roken\x18\x06 \x03(\t\x12\r\n\x05unfit\x18\x07 \x01(\t\"U\n\x10ListTasksRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"4\n\x11ListTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.envfarm.v1.Task\"9\n\x0c\x44riveRequest\x12)\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x17.envfarm.v1.SlotCommand\"\xc7\x01\n\x0bSlotCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.AcquireSlotH\x00\x12#\n\x04step\x18\x03 \x01(\x0b\x32\x13.envfarm.v1.RunStepH\x00\x12*\n\x07release\x18\x04 \x01(\x0b\x32\x17.envfarm.v1.ReleaseSlotH\x00\x12\'\n\x05touch\x18\x05 \x01(\x0b\x32\x16.envfarm.v1.TouchSlotsH\x00\x42\x06\n\x04kind\"\x88\x01\n\x0b\x41\x63quireSlot\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\"\x83\x01\n\x0cSlotAcquired\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.envfarm.v1.Message\x12(\n\tisolation\x18\x02 \x01(\x0e\x32\x15.envfarm.v1.Isolation\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_progress\"\xcc\x01\n\x07RunStep\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\t\x12#\n\x05\x63\x61lls\x18\x05 \x03(\x0b\x32\x14.envfarm.v1.ToolCall\x12\'\n\x07results\x18\x06 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12\r\n\x05order\x18\x07 \x03(\t\x12\r\n\x05limit\x18\x08 \x01(\t\x12\x11\n\tmalformed\x18\t \x01(\t\"\xe9\x02\n\x07StepRan\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12%\n\x08messages\x18\x02 \x03(\x0b\x32\x13.envfarm.v1.Message\x12\x1c\n\x0fprogress_before\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eprogress_after\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\ncompletion\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\'\n\x07signals\x18\x06 \x03(\x0b\x32\x16.envfarm.v1.RewardPart\x12\x16\n\x0erepeated_calls\x18\x07 \x01(\r\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\x12$\n\x07outcome\x18\t \x01(\x0b\x32\x13.envfarm.v1.Outcome\x12\x0f\n\x07seconds\x18\n \x01(\x01\x42\x12\n\x10_progress_beforeB\x11\n\x0f_progress_afterB\r\n\x0b_completion\"!\n\x0bReleaseSlot\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"\x0e\n\x0cSlotReleased\"!\n\nTouchSlots\x12\x13\n\x0b\x65pisode_ids\x18\x01 \x03(\t\"\x1c\n\x0cSlotsTouched\x12\x0c\n\x04gone\x18\x01 \x03(\t\"7\n\rDriveResponse\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.envfarm.v1.SlotReply\"\xf1\x01\n\tSlotReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x18.envfarm.v1.SlotAcquiredH\x00\x12\"\n\x03ran\x18\x03 \x01(\x0b\x32\x13.envfarm.v1.StepRanH\x00\x12,\n\x08released\x18\x04 \x01(\x0b\x32\x18.envfarm.v1.SlotReleasedH\x00\x12+\n\x07touched\x18\x06 \x01(\x0b\x32\x18.envfarm.v1.SlotsTouchedH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x0f\n\rDrainResponse2\x9b\x02\n\x0bHostService\x12\x42\n\x07Inspect\x12\x1a.envfarm.v1.InspectRequest\x1a\x1b.envfarm.v1.InspectResponse\x12H\n\tListTasks\x12\x1c.envfarm.v1.ListTasksRequest\x1a\x1d.envfarm.v1.ListTasksResponse\x12@\n\x05\x44rive\x12\x18.envfarm.v1.DriveRequest\x1a\x19.envfarm.v1.DriveResponse(\x01\x30\x01\x12<\n\x05\x44rain\x12\x18.envfarm.v1.DrainRequest\x1a\x19.envfarm.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x65nvfarm/v1/host.proto\x12\nenvfarm.v1\x1a\x16\x65nvfarm/v1/types.proto\x1a\x17google/rpc/status.proto\"\x10\n\x0eInspectRequest\"\xb5\x01\n\x0fInspectResponse\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x31\n\x0c\x65nvironments\x18\x02 \x03(\x0b\x32\x1b.envfarm.v1.EnvironmentInfo\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0c\n\x04\x62usy\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x03(\t\x12\x0e\n\x06\x62roken\x18\x06 \x03(\t\x12\r\n\x05unfit\x18\x07 \x01(\t\x12\r\n\x05image\x18\x08 \x01(\t\"U\n\x10ListTasksRequest\x12\x13\n\x0b\x65nvironment\x18\x01 \x01(\t\x12\r\n\x05split\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"4\n\x11ListTasksResponse\x12\x1f\n\x05tasks\x18\x01 \x03(\x0b\x32\x10.envfarm.v1.Task\"9\n\x0c\x44riveRequest\x12)\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x17.envfarm.v1.SlotCommand\"\xc7\x01\n\x0bSlotCommand\x12\n\n\x02id\x18\x01 \x01(\x04\x12*\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x17.envfarm.v1.AcquireSlotH\x00\x12#\n\x04step\x18\x03 \x01(\x0b\x32\x13.envfarm.v1.RunStepH\x00\x12*\n\x07release\x18\x04 \x01(\x0b\x32\x17.envfarm.v1.ReleaseSlotH\x00\x12\'\n\x05touch\x18\x05 \x01(\x0b\x32\x16.envfarm.v1.TouchSlotsH\x00\x42\x06\n\x04kind\"\x88\x01\n\x0b\x41\x63quireSlot\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\t\x12\x1e\n\x04task\x18\x03 \x01(\x0b\x32\x10.envfarm.v1.Task\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\"\x83\x01\n\x0cSlotAcquired\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.envfarm.v1.Message\x12(\n\tisolation\x18\x02 \x01(\x0e\x32\x15.envfarm.v1.Isolation\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0b\n\t_progress\"\xcc\x01\n\x07RunStep\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\t\x12#\n\x05\x63\x61lls\x18\x05 \x03(\x0b\x32\x14.envfarm.v1.ToolCall\x12\'\n\x07results\x18\x06 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12\r\n\x05order\x18\x07 \x03(\t\x12\r\n\x05limit\x18\x08 \x01(\t\x12\x11\n\tmalformed\x18\t \x01(\t\"\xe9\x02\n\x07StepRan\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.envfarm.v1.ToolResult\x12%\n\x08messages\x18\x02 \x03(\x0b\x32\x13.envfarm.v1.Message\x12\x1c\n\x0fprogress_before\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0eprogress_after\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\ncompletion\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\'\n\x07signals\x18\x06 \x03(\x0b\x32\x16.envfarm.v1.RewardPart\x12\x16\n\x0erepeated_calls\x18\x07 \x01(\r\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\x12$\n\x07outcome\x18\t \x01(\x0b\x32\x13.envfarm.v1.Outcome\x12\x0f\n\x07seconds\x18\n \x01(\x01\x42\x12\n\x10_progress_beforeB\x11\n\x0f_progress_afterB\r\n\x0b_completion\"!\n\x0bReleaseSlot\x12\x12\n\nepisode_id\x18\x01 \x01(\t\"\x0e\n\x0cSlotReleased\"!\n\nTouchSlots\x12\x13\n\x0b\x65pisode_ids\x18\x01 \x03(\t\"\x1c\n\x0cSlotsTouched\x12\x0c\n\x04gone\x18\x01 \x03(\t\"7\n\rDriveResponse\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.envfarm.v1.SlotReply\"\xf1\x01\n\tSlotReply\x12\n\n\x02id\x18\x01 \x01(\x04\x12,\n\x08\x61\x63quired\x18\x02 \x01(\x0b\x32\x18.envfarm.v1.SlotAcquiredH\x00\x12\"\n\x03ran\x18\x03 \x01(\x0b\x32\x13.envfarm.v1.StepRanH\x00\x12,\n\x08released\x18\x04 \x01(\x0b\x32\x18.envfarm.v1.SlotReleasedH\x00\x12+\n\x07touched\x18\x06 \x01(\x0b\x32\x18.envfarm.v1.SlotsTouchedH\x00\x12#\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x44rainRequest\x12\x0f\n\x07grace_s\x18\x01 \x01(\x01\"\x0f\n\rDrainResponse2\x9b\x02\n\x0bHostService\x12\x42\n\x07Inspect\x12\x1a.envfarm.v1.InspectRequest\x1a\x1b.envfarm.v1.InspectResponse\x12H\n\tListTasks\x12\x1c.envfarm.v1.ListTasksRequest\x1a\x1d.envfarm.v1.ListTasksResponse\x12@\n\x05\x44rive\x12\x18.envfarm.v1.DriveRequest\x1a\x19.envfarm.v1.DriveResponse(\x01\x30\x01\x12<\n\x05\x44rain\x12\x18.envfarm.v1.DrainRequest\x1a\x19.envfarm.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,39 +36,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSPECTREQUEST']._serialized_start=86
   _globals['_INSPECTREQUEST']._serialized_end=102
   _globals['_INSPECTRESPONSE']._serialized_start=105
-  _globals['_INSPECTRESPONSE']._serialized_end=271
-  _globals['_LISTTASKSREQUEST']._serialized_start=273
-  _globals['_LISTTASKSREQUEST']._serialized_end=358
-  _globals['_LISTTASKSRESPONSE']._serialized_start=360
-  _globals['_LISTTASKSRESPONSE']._serialized_end=412
-  _globals['_DRIVEREQUEST']._serialized_start=414
-  _globals['_DRIVEREQUEST']._serialized_end=471
-  _globals['_SLOTCOMMAND']._serialized_start=474
-  _globals['_SLOTCOMMAND']._serialized_end=673
-  _globals['_ACQUIRESLOT']._serialized_start=676
-  _globals['_ACQUIRESLOT']._serialized_end=812
-  _globals['_SLOTACQUIRED']._serialized_start=815
-  _globals['_SLOTACQUIRED']._serialized_end=946
-  _globals['_RUNSTEP']._serialized_start=949
-  _globals['_RUNSTEP']._serialized_end=1153
-  _globals['_STEPRAN']._serialized_start=1156
-  _globals['_STEPRAN']._serialized_end=1517
-  _globals['_RELEASESLOT']._serialized_start=1519
-  _globals['_RELEASESLOT']._serialized_end=1552
-  _globals['_SLOTRELEASED']._serialized_start=1554
-  _globals['_SLOTRELEASED']._serialized_end=1568
-  _globals['_TOUCHSLOTS']._serialized_start=1570
-  _globals['_TOUCHSLOTS']._serialized_end=1603
-  _globals['_SLOTSTOUCHED']._serialized_start=1605
-  _globals['_SLOTSTOUCHED']._serialized_end=1633
-  _globals['_DRIVERESPONSE']._serialized_start=1635
-  _globals['_DRIVERESPONSE']._serialized_end=1690
-  _globals['_SLOTREPLY']._serialized_start=1693
-  _globals['_SLOTREPLY']._serialized_end=1934
-  _globals['_DRAINREQUEST']._serialized_start=1936
-  _globals['_DRAINREQUEST']._serialized_end=1967
-  _globals['_DRAINRESPONSE']._serialized_start=1969
-  _globals['_DRAINRESPONSE']._serialized_end=1984
-  _globals['_HOSTSERVICE']._serialized_start=1987
-  _globals['_HOSTSERVICE']._serialized_end=2270
+  _globals['_INSPECTRESPONSE']._serialized_end=286
+  _globals['_LISTTASKSREQUEST']._serialized_start=288
+  _globals['_LISTTASKSREQUEST']._serialized_end=373
+  _globals['_LISTTASKSRESPONSE']._serialized_start=375
+  _globals['_LISTTASKSRESPONSE']._serialized_end=427
+  _globals['_DRIVEREQUEST']._serialized_start=429
+  _globals['_DRIVEREQUEST']._serialized_end=486
+  _globals['_SLOTCOMMAND']._serialized_start=489
+  _globals['_SLOTCOMMAND']._serialized_end=688
+  _globals['_ACQUIRESLOT']._serialized_start=691
+  _globals['_ACQUIRESLOT']._serialized_end=827
+  _globals['_SLOTACQUIRED']._serialized_start=830
+  _globals['_SLOTACQUIRED']._serialized_end=961
+  _globals['_RUNSTEP']._serialized_start=964
+  _globals['_RUNSTEP']._serialized_end=1168
+  _globals['_STEPRAN']._serialized_start=1171
+  _globals['_STEPRAN']._serialized_end=1532
+  _globals['_RELEASESLOT']._serialized_start=1534
+  _globals['_RELEASESLOT']._serialized_end=1567
+  _globals['_SLOTRELEASED']._serialized_start=1569
+  _globals['_SLOTRELEASED']._serialized_end=1583
+  _globals['_TOUCHSLOTS']._serialized_start=1585
+  _globals['_TOUCHSLOTS']._serialized_end=1618
+  _globals['_SLOTSTOUCHED']._serialized_start=1620
+  _globals['_SLOTSTOUCHED']._serialized_end=1648
+  _globals['_DRIVERESPONSE']._serialized_start=1650
+  _globals['_DRIVERESPONSE']._serialized_end=1705
+  _globals['_SLOTREPLY']._serialized_start=1708
+  _globals['_SLOTREPLY']._serialized_end=1949
+  _globals['_DRAINREQUEST']._serialized_start=1951
+  _globals['_DRAINREQUEST']._serialized_end=1982
+  _globals['_DRAINRESPONSE']._serialized_start=1984
+  _globals['_DRAINRESPONSE']._serialized_end=1999
+  _globals['_HOSTSERVICE']._serialized_start=2002
+  _globals['_HOSTSERVICE']._serialized_end=2285
 # @@protoc_insertion_point(module_scope)

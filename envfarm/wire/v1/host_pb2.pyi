@@ -50,6 +50,7 @@ class InspectResponse(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     BROKEN_FIELD_NUMBER: _builtins.int
     UNFIT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """Id given by the backend."""
     slots: _builtins.int
@@ -58,6 +59,8 @@ class InspectResponse(_message.Message):
     """Slots taken."""
     unfit: _builtins.str
     """Why it should be replaced, since too many slots are out of use; empty: it need not be."""
+    image: _builtins.str
+    """The image whose files commands see as their root; empty: they see the host's own system."""
     @_builtins.property
     def environments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.EnvironmentInfo]:
         """What it can run."""
@@ -80,10 +83,11 @@ class InspectResponse(_message.Message):
         quarantined: _abc.Iterable[_builtins.str] | None = ...,
         broken: _abc.Iterable[_builtins.str] | None = ...,
         unfit: _builtins.str = ...,
+        image: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "busy", b"busy", "environments", b"environments", "host_id", b"host_id", "quarantined", b"quarantined", "slots", b"slots", "unfit", b"unfit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "busy", b"busy", "environments", b"environments", "host_id", b"host_id", "image", b"image", "quarantined", b"quarantined", "slots", b"slots", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
