@@ -96,7 +96,8 @@ def command(
     else:
         words += ["--bind", str(workspace.root), "/"] if workspace.layered else image_files(workspace.root)
     words += ["--proc", "/proc", "--dev", "/dev"]
-    words += ["--size", str(profile.disk_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108 - inside
+    # No tmpfs of its own, which would have room for half of the machine's memory in empty files.
+    words += ["--bind", str(workspace.shm), "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108 - inside
     words += ["--remount-ro", "/proc"]  # nobody lowers their price for the kernel that looks for memory
     words += ["--bind", str(workspace.tmp), "/tmp"]  # noqa: S108 - inside
     if workspace.root is None:

@@ -29,6 +29,7 @@ _BOUNDS = (
     "memory.oom.group",
     "memory.limit_in_bytes",
     "memory.memsw.limit_in_bytes",
+    "memory.kmem.tcp.limit_in_bytes",
     "pids.max",
     "cpu.max",
     "cpu.weight",
@@ -194,6 +195,7 @@ def _bound(folder: Path, control: str, profile: SandboxProfile) -> None:
     elif control == "memory":
         (folder / "memory.limit_in_bytes").write_text(str(profile.memory_bytes))
         _optional(folder / "memory.memsw.limit_in_bytes", str(profile.memory_bytes))
+        _optional(folder / "memory.kmem.tcp.limit_in_bytes", str(profile.memory_bytes))  # counted apart
     elif control == "pids":
         (folder / "pids.max").write_text(str(profile.pids))
     elif v2:

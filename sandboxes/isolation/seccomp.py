@@ -68,8 +68,11 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "move_pages": (279, 239), "set_mempolicy_home_node": (450, 450),
 }  # fmt: skip
 _ABSENT = {"clone3": (435, 435)}  # its flags lie in memory, out of a filter's sight; the C library falls back to clone
-_UNCOUNTED = {"memfd_create": (319, 279), "shmget": (29, 194)}  # memory that is no process's own
+_UNCOUNTED = {  # memory that is no process's own; gigabytes of it, within the kernel's bounds
+    "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
+}  # fmt: skip
 _CLONE, _IOCTL, _PERSONALITY, _SOCKET, _SOCKETPAIR = (56, 220), (16, 29), (135, 92), (41, 198), (53, 199)
+_SETSOCKOPT, _SOL_SOCKET, _SO_SNDBUF = (54, 208), 1, 7
 
 
 class Architecture(enum.Enum):
@@ -125,6 +128,8 @@ def filter_program(architecture: Architecture, *, memory_counted: bool) -> tuple
     words += _case(_CLONE[at], [_argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _error(errno.EPERM), _ALLOWED])
     words += _case(_IOCTL[at], [_argument(1), *_none_of(_TERMINAL_REQUESTS)])
     words += _case(_PERSONALITY[at], [_argument(0), *_one_of(_PERSONALITIES)])
+    if not memory_counted:
+        words += _case(_SETSOCKOPT[at], _no_larger_sockets())
     for number in (_SOCKET[at], _SOCKETPAIR[at]):
         words += _case(number, _sockets())
     return (*words, _ALLOWED)
@@ -176,6 +181,15 @@ def _one_of(values: Sequence[int]) -> list[Instruction]:
 def _none_of(values: Sequence[int]) -> list[Instruction]:
     tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [*tests, _ALLOWED, _error(errno.EPERM)]
+
+
+def _no_larger_sockets() -> list[Instruction]:
+    """Pretend that a socket's room to send was changed, which is a wish that the kernel rounds down silently anyway.
+
+    Each Unix socket is reckoned to hold the default, since the kernel does not tell; it would hold up to megabytes.
+    """
+    level = [_argument(1), (_EQUAL, 1, 0, _SOL_SOCKET), _ALLOWED]
+    return [*level, _argument(2), (_EQUAL, 0, 1, _SO_SNDBUF), _error(0), _ALLOWED]
 
 
 def _sockets() -> list[Instruction]:

@@ -266,6 +266,95 @@ os.chmod(".", 0o500)
 """,
         killed=None,
     ),
+    Attack(
+        "the memory of page tables",
+        r"""
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+size, read, private_unreserved, no_huge = 2**36, 1, 0x4022, 15
+tables, ends = 0, time.monotonic() + 1.0
+while time.monotonic() < ends:
+    at = libc.mmap(None, size, read, private_unreserved, -1, 0)
+    if at in (None, 2**64 - 1):
+        break
+    libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), no_huge)
+    for start in range(at, at + size, 2**21):
+        ctypes.c_char.from_address(start).value
+        tables += 1
+    if 4096 * tables > 4 * BAIT["memory"]:
+        breach(f"{4096 * tables} bytes of page tables")
+        break
+""",
+        killed=None,
+    ),
+    Attack(
+        "semaphores and messages",
+        r"""
+sets, sent, ends = 0, 0, time.monotonic() + 0.7
+message = ctypes.create_string_buffer(bytes([1] * 8) + bytes(8192))
+while time.monotonic() < ends and libc.semget(0, 32000, 0o1600) >= 0:
+    sets += 1
+while time.monotonic() < ends + 0.5 and (queue := libc.msgget(0, 0o1600)) >= 0:
+    while libc.msgsnd(queue, message, ctypes.c_size_t(8192), 0o4000) == 0:
+        sent += 8192
+if sets * 32000 * 64 > 4 * BAIT["memory"] or sent > 2 * BAIT["memory"]:
+    breach(f"{sets} sets of semaphores, {sent} bytes of messages")
+""",
+        killed=None,
+    ),
+    Attack(
+        "empty files without end",
+        r"""
+made, ends = 0, time.monotonic() + 1.0
+try:
+    while time.monotonic() < ends:
+        os.mknod(f"/dev/shm/{made:x}")
+        made += 1
+except OSError:
+    pass
+if made > BAIT["disk"] // 2048:
+    breach(f"{made} files")
+""",
+        killed=None,
+    ),
+    Attack(
+        "the memory of sockets",
+        r"""
+sent, ends, keep = 0, time.monotonic() + 1.0, []
+for _ in range(6):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        mine = 0
+        try:
+            while time.monotonic() < ends:
+                pair = socket.socketpair()
+                keep.append(pair)
+                for one in pair:
+                    one.setblocking(False)
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
+                    try:
+                        while True:
+                            mine += one.send(b"x" * 65536)
+                            os.write(writer, b"x" * 16)
+                    except BlockingIOError:
+                        pass
+        except OSError:
+            pass
+        time.sleep(5)
+        os._exit(0)
+    os.set_blocking(reader, False)
+    keep.append(reader)
+time.sleep(1.1)
+for reader in keep:
+    try:
+        sent += len(os.read(reader, 65536)) // 16 * 65536
+    except BlockingIOError:
+        pass
+if sent > 4 * BAIT["memory"]:
+    breach(f"{sent} bytes wait in sockets")
+""",
+        killed=None,
+    ),
     Attack("a gibibyte on stdout", "for _ in range(1024): os.write(1, b'x\\n' * 2**19)", killed=True),
     Attack("a gibibyte on stderr", "for _ in range(1024): os.write(2, b'x\\n' * 2**19)", killed=True),
     Attack("output without a newline", "while True: os.write(1, b'x' * 65536)", killed=True),

@@ -153,9 +153,18 @@ def test_personalities_are_harmless_ones():
 
 
 def test_memory_that_nothing_counts_is_refused_where_no_group_counts():
-    for number in (319, 29):
+    for number in (319, 29, 64, 68):
         assert asked(X86, number) == ALLOW
         assert asked(X86, number, memory_counted=False) == ERRNO | errno.ENOSYS
+
+
+def test_sockets_grow_only_where_a_group_counts_their_memory():
+    setsockopt, level, room, other = 54, 1, 7, 8
+    assert asked(X86, setsockopt, 3, level, room) == ALLOW
+    assert asked(X86, setsockopt, 3, level, room, memory_counted=False) == ERRNO  # "done", and nothing is done
+    assert asked(X86, setsockopt, 3, level | 1 << 32, room | 1 << 32, memory_counted=False) == ERRNO
+    assert asked(X86, setsockopt, 3, level, other, memory_counted=False) == ALLOW
+    assert asked(X86, setsockopt, 3, 6, room, memory_counted=False) == ALLOW
 
 
 @pytest.mark.parametrize("architecture", [X86, ARM])

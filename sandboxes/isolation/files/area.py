@@ -5,6 +5,7 @@ plain folder. In it::
 
     workspace/   /workspace of the commands      (upper-workspace/ beneath, when the image has files there)
     tmp/         /tmp of the commands
+    shm/         /dev/shm of the commands, which no snapshot keeps
     root/        / of the commands, when there is an image: an overlay of the image and upper-root/
 
 ``workspace`` and ``tmp`` lie outside of ``root``, where nothing that runs inside can put a link in their place.
@@ -65,7 +66,7 @@ class Area:
             self.layers["root"] = image
             if _has_files(self._image / "workspace"):
                 self.layers["workspace"] = image / "workspace"
-        for name in ("workspace", "tmp", *(f"upper-{name}" for name in self.layers)):
+        for name in ("workspace", "tmp", "shm", *(f"upper-{name}" for name in self.layers)):
             self._folder(name)
 
     def mount_layers(self) -> None:
@@ -120,8 +121,8 @@ class Area:
     def _folder(self, name: str) -> None:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        # As in every system, everybody may write into /tmp; programs look at that.
-        folder.chmod(0o1777 if name == "tmp" else 0o755)
+        # As in every system, everybody may write into these two; programs look at that.
+        folder.chmod(0o1777 if name in ("tmp", "shm") else 0o755)
         if self._owner is not None:
             os.chown(folder, self._owner, self._owner)
 

@@ -54,6 +54,11 @@ class Workspace:
         return self.folder / "tmp"
 
     @property
+    def shm(self) -> Path:
+        """What commands see as /dev/shm."""
+        return self.folder / "shm"
+
+    @property
     def root(self) -> Path | None:
         """What commands see as /; ``None`` without an image. With :attr:`layered` it can be written to.
 
