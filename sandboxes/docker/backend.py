@@ -23,7 +23,7 @@ from envfarm.wire.convert.enums import ISOLATION_FROM_PB
 from sandboxes.docker import volumes
 from sandboxes.docker.container import ADDRESS, SOCKET, HostSpec, config, name
 from sandboxes.docker.engine import CALL_SECONDS, Engine, EngineFacts, local_url
-from sandboxes.docker.errors import DockerError
+from sandboxes.docker.errors import SOCKETS_OF_GVISOR, DockerError
 from sandboxes.docker.folders import HostFolders
 from sandboxes.docker.images import Images, Pull
 from sandboxes.docker.labels import HostRecord, farm_version
@@ -56,10 +56,11 @@ class DockerBackend:
     """Makes up to ``max_hosts`` containers with ``slots`` slots each, all serving ``environments``.
 
     ``lease``: seconds without any gateway after which a host ends itself. ``host_image``: what hosts are made of
-    (``sandboxes/images``). ``runtime``: of the engine, such as ``runsc``; empty: its default. ``pull``: ``missing``,
-    ``never`` or ``always``. ``mounts``: ``/here:/there`` folders for hosts to read; the folder of an environment
-    named ``file.py:Class`` is mounted anyway. ``reload``: hosts end when that code changes, to be made anew with it.
-    ``engine``: URL of its socket; default ``DOCKER_HOST``, else the usual one.
+    (``sandboxes/images``). ``runtime``: of the engine; empty: its default. gVisor's needs the arguments
+    ``--network=none --host-uds=all`` and a release in which bubblewrap works, else it is refused. ``pull``: one of
+    ``missing``, ``never``, ``always``. ``mounts``: ``/here:/there`` folders for hosts to read; the folder of
+    an environment named ``file.py:Class`` is mounted anyway. ``reload``: hosts end when that code changes, to be made
+    anew with it. ``engine``: URL of its socket; default ``DOCKER_HOST``, else the usual one.
     """
 
     def __init__(
@@ -243,7 +244,18 @@ class DockerBackend:
                 f"{container.last_lines()}"
             ) from None
         if not await self._answers(entry):
-            raise SandboxError(f"host {host_id} was started and does not answer at {entry.host.address}")
+            hint = f"; {SOCKETS_OF_GVISOR}" if self._runtime else ""
+            raise SandboxError(f"host {host_id} was started and does not answer at {entry.host.address}{hint}")
+        if (
+            self._runtime
+            and entry.host.isolation is Isolation.NONE
+            and entry.record.profile.isolation is not Isolation.NONE
+        ):
+            raise IsolationError(
+                f"bubblewrap does not work under the runtime {self._runtime!r}, so that commands in its hosts could "
+                "not be confined: leave the option runtime out, or have commands run under gVisor themselves "
+                "(--backend local, and isolation gvisor in the profile)"
+            )
 
     async def _answers(self, entry: _Entry) -> bool:
         """Whether the host serves; notes the level that its commands reach."""

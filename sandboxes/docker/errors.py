@@ -19,6 +19,10 @@ from requests.exceptions import RequestException, Timeout
 
 from envfarm.core.errors import SandboxError
 
+SOCKETS_OF_GVISOR = (
+    "gVisor's runtime needs the arguments --network=none and --host-uds=all ('runtimeArgs' in /etc/docker/daemon.json)"
+)
+
 
 class DockerError(SandboxError):
     """The Docker Engine cannot do what was asked."""
@@ -119,6 +123,8 @@ def _hint(text: str) -> str:
     low = text.lower()
     if "unknown runtime" in low or "runtime name" in low:
         return "; install it and name it under 'runtimes' in /etc/docker/daemon.json, or leave the option runtime out"
+    if "cannot run with network enabled" in low:
+        return f"; {SOCKETS_OF_GVISOR}"
     if "no space left" in low:
         return "; free space under the engine's folder: docker system df, docker image prune"
     if "bind source path does not exist" in low:
