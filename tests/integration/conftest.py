@@ -1,4 +1,4 @@
-"""A real host process and a stream to it."""
+"""A real host process and a stream to it; and ground for slots in this very process."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,7 @@ from envfarm.wire.channel import connect
 from envfarm.wire.convert.tasks import task_to_pb
 from envfarm.wire.mux import MuxClient
 from envfarm.wire.v1 import host_pb2, host_pb2_grpc, types_pb2
+from sandboxes.isolation import mounts
 
 ENVIRONMENTS = Path(__file__).parent / "hostile_environments.py"
 SECONDS = 20.0
@@ -113,6 +114,15 @@ async def running_host(*environments, **options):
     with host_process(*environments, **options) as process:
         async with connected(process) as host:
             yield host
+
+
+@pytest.fixture(scope="module")
+def ground():
+    """Where slots' files may lie, mounted where this process may."""
+    made = mounts.own_ground()
+    yield made
+    mounts.leave_ground(made)
+    assert not made.exists()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from envfarm.core.environment import Environment
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from envfarm.core.task import Limits
-from sandboxes.isolation import mounts
 from sandboxes.isolation.bwrap import require_bwrap
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.tools.python import Python
@@ -34,13 +33,6 @@ class Hasty(Notebook):
     """Has Python with little time."""
 
     toolsets = (Python(seconds=0.7),)
-
-
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
 
 
 @pytest.fixture

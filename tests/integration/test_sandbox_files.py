@@ -26,14 +26,6 @@ MIB = 1 << 20
 PROFILE = SandboxProfile(memory_bytes=128 * MIB, disk_bytes=8 * MIB, pids=32, exec_seconds=10.0)
 
 
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
-    assert not made.exists()
-
-
 @pytest.fixture
 def image_root():
     """Files of an image, which belong to the one who will run commands in them where that is another user."""

@@ -26,13 +26,6 @@ except IsolationError as error:
     pytestmark = pytest.mark.skip(reason=f"needs bubblewrap: {error}")
 
 
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
-
-
 @pytest.fixture
 async def sandbox(ground):
     made = slot_sandbox(ground, 0, PROFILE)

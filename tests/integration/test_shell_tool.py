@@ -15,7 +15,6 @@ from envfarm.core.environment import Environment
 from envfarm.core.errors import IsolationError, ToolError
 from envfarm.core.sandbox import SandboxProfile
 from envfarm.core.task import Limits
-from sandboxes.isolation import mounts
 from sandboxes.isolation.bwrap import require_bwrap
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.isolation.surroundings import Surroundings
@@ -42,13 +41,6 @@ class Hasty(Workshop):
     """Has a shell with little time."""
 
     toolsets = (Shell(seconds=0.7),)
-
-
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
 
 
 @pytest.fixture

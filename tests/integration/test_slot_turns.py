@@ -10,7 +10,6 @@ import pytest
 
 from envfarm.core.errors import IsolationError, SandboxError, ToolError
 from envfarm.core.sandbox import SandboxProfile
-from sandboxes.isolation import mounts
 from sandboxes.isolation.bwrap import require_bwrap
 from sandboxes.isolation.sandbox import slot_sandbox
 from sandboxes.isolation.turns import Turns
@@ -21,14 +20,6 @@ PROFILE = SandboxProfile(memory_bytes=128 * MIB, disk_bytes=8 * MIB, pids=32, ex
 
 def open_files():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
-    assert not made.exists()
 
 
 @pytest.fixture

@@ -30,14 +30,6 @@ MIB = 1 << 20
 PROFILE = SandboxProfile(memory_bytes=128 * MIB, disk_bytes=16 * MIB, pids=32, exec_seconds=10.0)
 
 
-@pytest.fixture(scope="module")
-def ground():
-    made = mounts.own_ground()
-    yield made
-    mounts.leave_ground(made)
-    assert not made.exists()
-
-
 @pytest.fixture
 def slots(ground):
     """Makes sandboxes of one host."""
