@@ -84,7 +84,6 @@ def command(
     workspace: Workspace,
     profile: SandboxProfile,
     env: Mapping[str, str] | None,
-    workdir: str | None = None,
     user: int | None = None,
     gate: Sequence[str] = (),
 ) -> list[str]:
@@ -105,7 +104,7 @@ def command(
     words += ["--bind", str(workspace.path), WORKSPACE]
     if not workspace.layered:
         words += ["--remount-ro", "/"]
-    words += ["--chdir", workdir or workspace.workdir]
+    words += ["--chdir", workspace.workdir]
     for name, value in {**environment(workspace), **(env or {})}.items():
         words += ["--setenv", name, value]
     return [*words, "--", *argv]

@@ -82,7 +82,6 @@ def command(
     workspace: Workspace,
     profile: SandboxProfile,
     env: Mapping[str, str] | None,
-    workdir: str | None = None,
     user: int | None = None,
     gate: Sequence[str] = (),
 ) -> list[str]:
@@ -105,7 +104,7 @@ def command(
         files += _below(bwrap.interpreter(*mounts.prefix(), user))
     files += ["--bind", str(workspace.path), _FILES + WORKSPACE]
     variables = {**bwrap.environment(workspace), **(env or {})}
-    spec = _spec(argv, variables, workdir or workspace.workdir, profile, writable=workspace.layered)
+    spec = _spec(argv, variables, workspace.workdir, profile, writable=workspace.layered)
     return _command(path, files, spec, user, gate, shared=workspace.layered)
 
 
