@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from envfarm.core.errors import SandboxError
 from sandboxes.isolation.files.removal import empty_folder
 
 _PREFIX = "envfarm-host-"
@@ -43,11 +44,19 @@ def prefix() -> tuple[Path, Path]:
 def own_ground() -> Path:
     """A fresh folder for workspaces; with mounts of its own where this process may have them.
 
-    Call once, before the process has threads: a mount namespace belongs to a thread and what it starts.
+    Call once, before the process has threads: a mount namespace belongs to a thread and what it starts. Raises
+    :class:`SandboxError` where no folder can be made.
     """
     global _private, _python
     root = os.geteuid() == 0
-    ground = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_parent()))
+    try:
+        parent = _parent()
+        ground = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+    except OSError as error:
+        raise SandboxError(
+            f"no folder for workspaces can be made ({error}); "
+            f"make room in {'/tmp' if root else 'the folder that TMPDIR names'} and let this user write there"
+        ) from error
     if root:
         ground.chmod(0o711)  # sandboxed commands are somebody else and must pass
     if not _private and (root or _try_in_child(_enter)):
