@@ -26,6 +26,7 @@ from envfarm.core.errors import ConfigError, FarmError
 from envfarm.core.task import SPLITS
 from envfarm.tools.schema import schemas
 
+EXAMPLES = 3  # tasks shown of each split
 environments = typer.Typer(no_args_is_help=True, help="List environments, look at one, begin a new one, try one out.")
 Name = Annotated[str, typer.Argument(help="A registered name, module:Class, or file.py:Class.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -95,10 +96,10 @@ def _facts(cls: type[Environment]) -> dict[str, Any]:
     }
 
 
-def _examples(cls: type[Environment], split: str, count: int = 3) -> list[dict[str, Any]]:
+def _examples(cls: type[Environment], split: str) -> list[dict[str, Any]]:
     instance = cls()
     try:
-        tasks = list(itertools.islice(instance.tasks(split), count))
+        tasks = list(itertools.islice(instance.tasks(split), EXAMPLES))
     except Exception as error:  # user code
         raise ConfigError(f"{cls.__name__}.tasks({split!r}) raised {type(error).__name__}: {error}") from error
     return [{"id": task.id, "prompt": _prompt(instance, task)} for task in tasks]

@@ -32,14 +32,14 @@ SHOWN_LOSSES = 10
 class HostPools:
     """Hosts in use by id, of every pool, and what they serve. Made by :func:`host_pools`."""
 
-    def __init__(self, backend: Backend, tasks: asyncio.TaskGroup, hosts: int, profile: SandboxProfile) -> None:
+    def __init__(self, backend: Backend, tasks: asyncio.TaskGroup, hosts: int) -> None:
         self.links: dict[str, HostLink] = {}
         self.served: dict[str, Served] = {}
         self.blame = Blame()
         self._backend = backend
         self._tasks = tasks
         self._hosts = hosts
-        self._default = Pool("", hosts, backend, self, lambda: profile)
+        self._default = Pool("", hosts, backend, self, SandboxProfile)
         self._pools = {"": self._default}
         self._adopted: dict[str, list[Host]] = {}  # by image, until their pool exists
         self._lost: dict[str, str] = {}
@@ -242,12 +242,10 @@ class HostPools:
 
 
 @contextlib.asynccontextmanager
-async def host_pools(
-    backend: Backend, *, hosts: int, profile: SandboxProfile | None = None
-) -> AsyncIterator[HostPools]:
+async def host_pools(backend: Backend, *, hosts: int) -> AsyncIterator[HostPools]:
     """Running pools of ``hosts`` hosts each. The backend stays the caller's to close."""
     async with asyncio.TaskGroup() as tasks:
-        pools = HostPools(backend, tasks, hosts, profile or SandboxProfile())
+        pools = HostPools(backend, tasks, hosts)
         try:
             await pools.start()
             yield pools

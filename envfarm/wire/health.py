@@ -10,12 +10,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 SECONDS = 4.0
 
 
-def serves(address: str, seconds: float = SECONDS) -> bool:
+def serves(address: str) -> bool:
     """Whether the gRPC server at ``address`` (``unix:/path`` or ``host:port``) answers that it serves."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -27,12 +27,12 @@ async def announced(address_file: Path, ended: asyncio.Event, seconds: float) ->
     return True
 
 
-async def inspected(address: str, seconds: float = ANSWER_SECONDS) -> host_pb2.InspectResponse | None:
+async def inspected(address: str) -> host_pb2.InspectResponse | None:
     """What the host at ``address`` says of itself; ``None`` when nobody answers."""
     channel = connect(address)
     try:
         stub = host_pb2_grpc.HostServiceStub(channel)
-        return await stub.Inspect(host_pb2.InspectRequest(), timeout=seconds, wait_for_ready=True)
+        return await stub.Inspect(host_pb2.InspectRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True)
     except grpc.aio.AioRpcError:
         return None
     finally:
