@@ -25,6 +25,7 @@ _PREFIX = "envfarm-host-"
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _NOSUID, _NODEV, _RDONLY, _REMOUNT, _BIND, _MOVE, _REC, _SLAVE = 2, 4, 1, 32, 4096, 8192, 16384, 1 << 19
 _DETACH = 2
+_FILE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 _private = False
 _python: Path | None = None
@@ -55,7 +56,7 @@ def own_ground() -> Path:
     except OSError as error:
         raise SandboxError(
             f"no folder for workspaces can be made ({error}); "
-            f"make room in {'/tmp' if root else 'the folder that TMPDIR names'} and let this user write there"
+            "make room in the folder for temporary files and let this user write there"
         ) from error
     if root:
         ground.chmod(0o711)  # sandboxed commands are somebody else and must pass
@@ -130,8 +131,14 @@ def leave_ground(ground: Path) -> None:
 def tmpfs(path: Path, size: int, *, mode: int = 0o700, owner: int = 0, group: int | None = None) -> bool:
     """Mount an empty tmpfs of at most ``size`` bytes, one file per 4 KiB, on ``path``."""
     gid = owner if group is None else group
-    options = f"size={size},mode={mode:o},uid={owner},gid={gid},nr_inodes={max(1024, size // 4096)}"
+    options = f"size={size},mode={mode:o},uid={owner},gid={gid},nr_inodes={max(1024, size // _FILE_BYTES)}"
     return bool(_libc.mount(b"envfarm", bytes(path), b"tmpfs", _NOSUID | _NODEV, options.encode()) == 0)
+
+
+def used_bytes(path: Path) -> int:
+    """Bytes that the files of a :func:`tmpfs` take there, or would if each had a block, as its room is for files."""
+    room = os.statvfs(path)
+    return max((room.f_blocks - room.f_bfree) * room.f_frsize, (room.f_files - room.f_ffree) * _FILE_BYTES)
 
 
 def overlay(lower: Path, upper: Path, work: Path, target: Path) -> str:

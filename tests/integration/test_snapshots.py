@@ -241,6 +241,17 @@ async def test_number_and_bytes_of_snapshots_are_bounded(slots):
         assert not [p for p in small._workspace.folder.parent.iterdir() if p.name.startswith("slot-2-")]
 
 
+async def test_any_number_of_files_that_a_slot_can_hold_is_kept(slots):
+    box = slots(0)
+    await box.exec(["/bin/sh", "-c", "i=0; while [ $i -lt 3000 ] && : > f$i; do i=$((i+1)); done"])
+    assert len(await box.list()) == 3000
+    snapshot = await box.snapshot()
+    assert snapshot.files >= 3000
+    await box.remove("f0")
+    await box.restore(snapshot)
+    assert len(await box.list()) == 3000
+
+
 async def test_a_tree_too_deep_to_copy_is_told(slots):
     box = slots(0)
     await run(box, "i=0; while [ $i -lt 300 ]; do mkdir d; cd d; i=$((i+1)); done")

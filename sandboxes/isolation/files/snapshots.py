@@ -149,9 +149,8 @@ class SnapshotStore:
             self._drop(kept)
             raise
         if kept.mounted:
-            taken = os.statvfs(kept.folder)
             with self._lock:
-                kept.reserved = (taken.f_blocks - taken.f_bfree) * taken.f_frsize
+                kept.reserved = mounts.used_bytes(kept.folder)
         kept.ready = True
 
     def _reserve(self, files: SlotFiles, room: int) -> Kept:

@@ -5,13 +5,13 @@ Where they lie, and what bounds them, is :mod:`sandboxes.isolation.files.area`'s
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from envfarm.core.errors import SandboxError, ToolError
+from sandboxes.isolation import mounts
 from sandboxes.isolation.files import access
 from sandboxes.isolation.files.area import Area, used_bytes
 from sandboxes.isolation.files.paths import Tree
@@ -142,8 +142,7 @@ class Workspace:
         if area is None:
             return 0
         if area.mounted_bytes:
-            room = os.statvfs(self.folder)
-            return (room.f_blocks - room.f_bfree) * room.f_frsize
+            return mounts.used_bytes(self.folder)
         return used_bytes(self.folder)
 
     def _fresh(self, folder: Path, disk_bytes: int, fill: Callable[[Mapping[str, Path]], None] | None = None) -> Area:
