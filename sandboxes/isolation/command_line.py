@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation import bwrap, gvisor
 from sandboxes.isolation.files.workspace import Workspace
@@ -17,7 +18,25 @@ from sandboxes.isolation.limits import bound_processes_of_user, bounds
 # Variables of what stands around a confined command. Not this process's own: process 1 inside keeps them in its memory,
 # where the command can read them.
 OUTSIDE = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+_WORD_BYTES, _WORDS_BYTES = 131_000, 1_000_000  # the kernel takes a little more: MAX_ARG_STRLEN, a quarter of the stack
 EPISODE_SECONDS = 86_400.0  # of processor time for what goes on between calls; its episode's end bounds it
+
+
+def require_words(argv: Sequence[str], env: Mapping[str, str] | None) -> None:
+    """Raises :class:`ToolError` for what no kernel starts as a command: models write such things."""
+    if not argv:
+        raise ToolError("error: no command is given")
+    total = 0
+    for word in (*argv, *(f"{name}={value}" for name, value in (env or {}).items())):
+        try:
+            size = len(os.fsencode(word))
+        except UnicodeEncodeError:
+            raise ToolError("error: the command is not text: it has half of a surrogate pair in it") from None
+        if "\0" in word:
+            raise ToolError("error: the command has a null character in it")
+        total += size
+        if size > _WORD_BYTES or total > _WORDS_BYTES:
+            raise ToolError(f"error: the command is too long; write what is longer than {_WORD_BYTES} bytes to a file")
 
 
 def command_line(

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import ExecResult, FileEntry, Isolation, SandboxProfile, Snapshot
 from sandboxes.isolation import cgroups, cleanliness
-from sandboxes.isolation.command_line import EPISODE_SECONDS, OUTSIDE, command_line
+from sandboxes.isolation.command_line import EPISODE_SECONDS, OUTSIDE, command_line, require_words
 from sandboxes.isolation.files import access
 from sandboxes.isolation.files.interruptible import Interrupted, interruptible, to_the_end
 from sandboxes.isolation.files.paths import Tree
@@ -233,10 +233,13 @@ class SlotSandbox:
         env: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> ExecResult:
-        """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had."""
+        """Run ``argv`` isolated, in the workspace. Raises ``IsolationError`` when the level cannot be had.
+
+        Raises ``ToolError`` for words of which no command can be made.
+        """
         limit = min(seconds, self._profile.exec_seconds) if seconds else self._profile.exec_seconds
         async with self._turns.entered():
-            await self._about_to_run()
+            await self._about_to_run(argv, env)
             started = time.monotonic()
             gate = self._gate()
             run = await self._started(argv, env, limit, gate)
@@ -258,7 +261,7 @@ class SlotSandbox:
         for ended in [each for each in list(self._sessions) if each.exit_code is not None]:
             self._sessions.discard(ended)
         async with self._turns.entered():
-            await self._about_to_run()
+            await self._about_to_run(argv, env)
             gate = self._gate()
             session = Session(
                 gate=gate,
@@ -277,7 +280,8 @@ class SlotSandbox:
             raise
         return session
 
-    async def _about_to_run(self) -> None:
+    async def _about_to_run(self, argv: Sequence[str], env: Mapping[str, str] | None) -> None:
+        require_words(argv, env)
         if self._group is None or not self._workspace.bounded:
             await asyncio.to_thread(self.prepare)
         self._touched = True

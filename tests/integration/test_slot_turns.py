@@ -98,6 +98,24 @@ async def test_a_call_that_is_cancelled_at_any_moment_leaves_nothing(box):
     assert (await box.exec(["/bin/echo", "on"])).stdout == b"on\n"
 
 
+@pytest.mark.parametrize("argv", [[], ["a\0b"], ["\ud800"], ["x" * 200_000], ["x" * 100_000] * 12])
+async def test_words_that_are_no_command_are_told_to_the_model(box, argv):
+    with pytest.raises(ToolError):
+        await box.exec(argv)
+    with pytest.raises(ToolError):
+        await box.start(argv)
+    with pytest.raises(ToolError):
+        await box.exec(["/bin/true"], env={"WORD": "a\0b"})
+
+
+async def test_a_path_that_is_no_text_is_told_to_the_model(box):
+    for call in (box.read, box.list, box.remove):
+        with pytest.raises(ToolError, match="not a path"):
+            await call("\ud800")
+    with pytest.raises(ToolError, match="not a path"):
+        await box.write("\ud800", b"")
+
+
 async def test_who_replaces_the_files_waits_for_those_at_them_and_can_be_stopped():
     turns, stop = Turns(), threading.Event()
     order = []

@@ -74,6 +74,10 @@ def found(tree: Tree, path: str, *, follow: bool = True, make_folders: bool = Fa
     if not path or "\0" in path:
         raise ToolError(f"{path!r}: not a path")
     try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ToolError(f"{path!r}: not a path") from None
+    try:
         with _Walk(tree, make_folders=make_folders) as walk:
             yield walk.to(path, follow=follow)
     except OSError as error:
