@@ -108,6 +108,7 @@ class Engine:
 
     def _run(self, what: str, function: Callable[[APIClient], T]) -> T:
         try:
+            _knock(self.url)
             return function(self.client())
         except FarmError:
             raise
