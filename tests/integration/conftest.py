@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from envfarm.core.task import Task
@@ -173,3 +174,12 @@ def until():
         raise AssertionError("the condition did not come true in time")
 
     return wait
+
+
+@pytest.fixture(autouse=True)
+def others_orphans_are_buried():
+    """A process that ran commands adopts orphans: in this one those of hosts that earlier tests killed as well."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
