@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 State = Literal["yes", "no", "limited"]
@@ -44,7 +45,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
         table.add_column(heading)
     marks = {"yes": "[green]✓[/]", "no": "[red]✗[/]", "limited": "[yellow]~[/]"}
     for finding in found:
-        table.add_row(marks[finding.state], finding.name, finding.detail, finding.needed_for, finding.remedy)
+        said = (finding.name, finding.detail, finding.needed_for, finding.remedy)
+        table.add_row(marks[finding.state], *(escape(text) for text in said))  # 'envfarm[gguf]' is no markup
     console.print(table)
 
 
@@ -217,8 +219,22 @@ def _docker() -> Finding:
     facts = json.loads(said) if said else {}
     if not facts.get("ServerVersion"):
         why = "; ".join(facts.get("ServerErrors") or []) or "no engine answers"
-        return _missing("Docker", why, purpose, "start dockerd, or join the group docker, or set DOCKER_HOST")
+        url = os.environ.get("DOCKER_HOST")
+        remedy = (
+            f"mend or unset DOCKER_HOST ({url})"
+            if url
+            else "start dockerd, or join the group docker, or set DOCKER_HOST"
+        )
+        return _missing("Docker", why, purpose, remedy)
     runtimes = ", ".join(sorted(name for name in facts.get("Runtimes", {}) if not name.startswith("io.")))
+    if importlib.util.find_spec("docker") is None:
+        return Finding(
+            name="Docker",
+            state="limited",
+            detail=f"{facts['ServerVersion']}, but no Python package docker",
+            needed_for=purpose,
+            remedy="for the docker backend: pip install 'envfarm[docker]'",
+        )
     detail = f"{facts['ServerVersion']}, cgroup {facts.get('CgroupVersion', '?')}, runtimes: {runtimes}"
     return Finding(name="Docker", state="yes", detail=detail, needed_for=purpose)
 
@@ -230,7 +246,7 @@ def _kubernetes() -> Finding:
         name="Kubernetes",
         state="yes" if there else "no",
         detail=config if there else "no kubeconfig",
-        needed_for="the kubernetes backend, the chart",
+        needed_for="the chart",
         remedy="" if there else "set KUBECONFIG",
     )
 

@@ -45,13 +45,19 @@ def hosts(
 async def _ask(gateway: str, token_file: Path | None) -> FarmStatus:
     import asyncio
 
+    from envfarm.core.errors import Unavailable
     from envfarm.wire.auth import read_token
     from envfarm.wire.channel import connect
     from envfarm.wire.farm_client import FarmClient
 
     token = await asyncio.to_thread(read_token, token_file)
     async with connect(gateway, token=token) as channel:
-        return await FarmClient(channel).status()
+        try:
+            return await FarmClient(channel).status()
+        except Unavailable as error:
+            raise Unavailable(
+                f"no gateway answers at {gateway} ({error}); is it running, and is --gateway its address?"
+            ) from error
 
 
 def show(farm: FarmStatus, console: Console) -> None:

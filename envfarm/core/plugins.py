@@ -38,7 +38,21 @@ def load(group: str, name: str) -> Any:
         kind = group.removeprefix("envfarm.").removesuffix("s")
         hint = did_you_mean(name, _group(group))
         raise ConfigError(f"no {kind} named {name!r}{hint} (there is: {', '.join(names(group)) or 'none'})")
-    return point.load()
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        kind = group.removeprefix("envfarm.").removesuffix("s")
+        raise ConfigError(f"the {kind} {name!r} cannot be imported: {error}; {_remedy(point)}") from error
+
+
+def _remedy(point: EntryPoint) -> str:
+    """What to install for ``point``: the extra of its distribution that has its name, if there is one."""
+    if point.dist is None:
+        return "install what it needs"
+    package = point.dist.name
+    if point.name in (point.dist.metadata.get_all("Provides-Extra") or []):
+        return f"install what it needs: pip install '{package}[{point.name}]'"
+    return f"install what it needs (it comes with {package})"
 
 
 def load_all(group: str) -> dict[str, Any]:

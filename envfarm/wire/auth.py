@@ -109,5 +109,6 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 async def _refuse(_request: Any, context: Any) -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
-        "no valid bearer token; expected the text of the server's token file in the metadata 'authorization: Bearer …'",
+        "no valid bearer token; expected the text of the server's token file in the metadata 'authorization: Bearer …' "
+        "(commands take the file as --token-file; a gateway's is STATE/token)",
     )
