@@ -28,6 +28,10 @@ ITS_OWN_KERNEL = {
     "devices": "gVisor's own, with nothing behind them",
     "namespaces in namespaces": "of its own kernel",
     "parts of the kernel with a history": "another kernel, with another history",
+    "empty files without end": "in the memory of its kernel, which is bounded outside",
+    "semaphores and messages": "in the memory of its kernel, which is bounded outside",
+    "the memory of page tables": "in the memory of its kernel, which is bounded outside",
+    "the memory of sockets": "in the memory of its kernel, which is bounded outside",
     "privileges": "its kernel does not tell of ambient ones",
 }
 pytestmark = pytest.mark.containment
