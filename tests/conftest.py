@@ -46,8 +46,10 @@ def host_image(docker_engine):
         if _label(docker_engine, TEST_IMAGE) != made_of:
             before = set(docker_engine.images(all=True, quiet=True))
             replaced = {image["Id"] for image in docker_engine.images(TEST_IMAGE)}
-            _build(made_of)
-            _remove_stages(docker_engine, before - replaced)
+            try:
+                _build(made_of)
+            finally:
+                _remove_stages(docker_engine, before - replaced)
     return TEST_IMAGE
 
 
