@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 from envfarm.cli.rollout_run import ENGINE_SECONDS, RolloutSettings, episodes_of, run_settings
 from envfarm.core.errors import ConfigError, DeadlineExceeded
 from envfarm.core.ids import new_id
+from envfarm.core.log import Group
 from envfarm.core.run import Run, RunState
 from envfarm.core.trajectory import Trajectory
 from envfarm.inference.policies import resolve
@@ -23,6 +25,7 @@ from envfarm.wire.log_client import LogClient
 from envfarm.wire.run_client import RunClient
 
 IDLE_SECONDS = 300.0
+WORKER_SECONDS = 20  # a worker that serves every run asks for work all the time
 
 
 async def run_remotely(settings: RolloutSettings, progress: Console) -> tuple[str, list[Trajectory]]:
@@ -54,14 +57,14 @@ async def run_remotely(settings: RolloutSettings, progress: Console) -> tuple[st
             wanted = run_settings(settings, settings.environment, groups=settings.count, labels={})
             run = await runs.create("rollout", wanted, new_id("rollout"))
             log = await stack.enter_async_context(LogClient(channel))
-            work = _followed(run, settings.count, log, progress)
+            work = _followed(run, settings.count, log, runs, progress)
         try:
             return run.id, await work
         finally:
             await asyncio.shield(runs.set_state(run.id, RunState.STOPPED, "rollout is over"))
 
 
-async def _followed(run: Run, count: int, log: LogClient, progress: Console) -> list[Trajectory]:
+async def _followed(run: Run, count: int, log: LogClient, runs: RunClient, progress: Console) -> list[Trajectory]:
     """Trajectories of a run as its workers end them."""
     trajectories: list[Trajectory] = []
     with progress.status(f"0 of {count} episodes") as status:
@@ -69,7 +72,7 @@ async def _followed(run: Run, count: int, log: LogClient, progress: Console) -> 
             try:
                 while len(trajectories) < count:
                     async with asyncio.timeout(IDLE_SECONDS):
-                        group = await anext(groups)
+                        group = await (anext(groups) if trajectories else _first(groups, runs, run.id))
                     trajectories += [await asyncio.to_thread(decode, r.payload) for r in group.records]
                     status.update(f"{len(trajectories)} of {count} episodes")
             except TimeoutError:
@@ -78,3 +81,20 @@ async def _followed(run: Run, count: int, log: LogClient, progress: Console) -> 
                     "worker run there (envfarm worker without --run), and what does its log say?"
                 ) from None
     return trajectories
+
+
+async def _first(groups: AsyncGenerator[Group, None], runs: RunClient, run_id: str) -> Group:
+    """The first group of a run. Raises :class:`DeadlineExceeded` soon when no worker takes anything of it."""
+    coming = asyncio.ensure_future(anext(groups))
+    try:
+        for _ in range(WORKER_SECONDS):
+            await asyncio.wait([coming], timeout=1.0)
+            if coming.done() or (await runs.get(run_id)).groups_issued:
+                return await coming
+        raise DeadlineExceeded(
+            f"no worker took an episode of this run within {WORKER_SECONDS} s; start one there (envfarm worker "
+            "without --run), or give --engine to run the episodes from here"
+        )
+    finally:
+        coming.cancel()
+        await asyncio.wait([coming])

@@ -124,7 +124,10 @@ class HostPools:
     def lost(self, link: HostLink) -> None:
         """See :class:`envfarm.gateway.pool.Register`."""
         self.links.pop(link.host.id, None)
-        log.error("host %s is lost, with about %d episodes: %s", link.host.id, link.busy, link.cause)
+        if link.busy:
+            log.error("host %s is lost, with about %d episodes: %s", link.host.id, link.busy, link.cause)
+        else:  # one that was replaced, or that restarted for new code, as a rule
+            log.warning("host %s is gone, and no episode with it: %s", link.host.id, link.cause)
         self._note_loss(link.host.id, link.cause)
 
     def _have_pool(self, image: str) -> None:
