@@ -23,6 +23,7 @@ from envfarm.cli.environment_check import Check, check_environment
 from envfarm.core import plugins
 from envfarm.core.environment import Environment, description
 from envfarm.core.errors import ConfigError, FarmError
+from envfarm.core.suggestions import did_you_mean
 from envfarm.core.task import SPLITS
 from envfarm.tools.schema import schemas
 
@@ -145,7 +146,7 @@ def try_out(
 ) -> None:
     """Try an environment out in a real host: tasks, resets, every tool, bad input, rewards, repeatability."""
     with _scratch() as (scratch, tell):
-        checks = foreground.run(_bounded(absolute(name), scratch, seconds))
+        checks = foreground.run(_bounded(located(name), scratch, seconds))
         tell(" ".join(check.detail for check in checks))
     console = Console()
     if as_json:
@@ -182,10 +183,33 @@ async def _bounded(name: str, state: Path, seconds: float) -> list[Check]:
         raise FarmError(f"{name} was not through its checks after {seconds:.0f} s; see --seconds") from None
 
 
-def absolute(name: str) -> str:
-    """The environment's name with its file made absolute, since the host may run elsewhere."""
+def located(name: str) -> str:
+    """The environment's name with its file made absolute, since the host may run elsewhere.
+
+    Raises :class:`ConfigError` for what is wrong at first sight, before anything is started.
+    """
     source, colon, attribute = name.rpartition(":")
-    return f"{Path(source).resolve()}:{attribute}" if colon and source.endswith(".py") else name
+    if not colon:
+        _require_registered(name)
+        return name
+    if not source.endswith(".py"):
+        return name
+    file = Path(source).resolve()
+    if not file.is_file():
+        raise ConfigError(f"no file {file}; an environment in a file is named FILE.py:CLASS")
+    return f"{file}:{attribute}"
+
+
+def _require_registered(name: str) -> None:
+    if name.endswith(".py"):
+        raise ConfigError(f"{name!r} names a file and no class in it; write {name}:CLASS")
+    registered, there = name.partition("/")[0], plugins.names("envfarm.environments")
+    if registered not in there:
+        hint = did_you_mean(registered, there)
+        raise ConfigError(
+            f"no environment named {name!r}{hint} "
+            f"(registered: {', '.join(there)}; others as FILE.py:CLASS or MODULE:CLASS)"
+        )
 
 
 def _print_checks(console: Console, checks: list[Check]) -> None:

@@ -11,7 +11,7 @@ import grpc.aio
 import msgspec
 from rich.console import Console
 
-from envfarm.cli.environments import absolute
+from envfarm.cli.environments import located
 from envfarm.cli.local_farm import LocalFarm, local_farm
 from envfarm.core.errors import DeadlineExceeded
 from envfarm.core.ids import new_id
@@ -54,9 +54,9 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 async def run_rollout(settings: RolloutSettings, progress: Console) -> tuple[str, list[Trajectory]]:
     """Run the episodes; returns the id of the run and its trajectories in the order in which they ended."""
+    environment = located(settings.environment)
     with progress.status(f"preparing the policy {settings.policy}"):
         folder = await asyncio.to_thread(resolve, settings.policy)
-    environment = absolute(settings.environment)
     async with contextlib.AsyncExitStack() as stack:
         if settings.engines:
             given = await stack.enter_async_context(EnginePool(settings.engines))

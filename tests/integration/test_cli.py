@@ -51,6 +51,25 @@ def test_env_list_knows_the_built_in_environments() -> None:
     assert "python" in names["reasoning_gym"]["tools"]
 
 
+@pytest.mark.parametrize("command", [("rollout", "--env"), ("env", "test")])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("stokroom", "no environment named 'stokroom'; did you mean 'stockroom'?"),
+        ("nowhere.py:Shop", "nowhere.py; an environment in a file is named FILE.py:CLASS"),
+        ("shop.py", "write shop.py:CLASS"),
+    ],
+)
+def test_a_name_that_can_be_no_environment_is_told_in_one_line_before_anything_starts(
+    command: tuple[str, ...], name: str, told: str, tmp_path: Path
+) -> None:
+    done = envfarm(*command, name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_env_show_prints_tools_limits_weights_and_tasks() -> None:
     facts = json.loads(envfarm("env", "show", "stockroom", "--json").stdout)
     assert {t["name"] for t in facts["tools"]} >= {"quantity", "answer"}
