@@ -122,11 +122,12 @@ class AttachedBackend:
         self._acquiring += 1
         try:
             async with asyncio.timeout(self._wait):
-                while True:
-                    host = await self._take_one(profile)
-                    if host is not None:
-                        return host
+                if (host := await self._take_one(profile)) is not None:
+                    return host
+                log.info("waiting up to %g s for a host in %s", self._wait, self._folder.path)
+                while (host := await self._take_one(profile)) is None:
                     await asyncio.sleep(_POLL_SECONDS)
+                return host
         except TimeoutError:
             raise SandboxError(self._nothing_found(profile)) from None
         finally:
