@@ -125,9 +125,10 @@ class AttachedBackend:
                 if (host := await self._take_one(profile)) is not None:
                     return host
                 log.info("waiting up to %g s for a host in %s", self._wait, self._folder.path)
-                while (host := await self._take_one(profile)) is None:
+                while True:
                     await asyncio.sleep(_POLL_SECONDS)
-                return host
+                    if (host := await self._take_one(profile)) is not None:
+                        return host
         except TimeoutError:
             raise SandboxError(self._nothing_found(profile)) from None
         finally:
