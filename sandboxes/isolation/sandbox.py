@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -21,6 +21,7 @@ from sandboxes.isolation.files.paths import Tree
 from sandboxes.isolation.files.workspace import Workspace
 from sandboxes.isolation.gate import Gate
 from sandboxes.isolation.levels import outside, reached
+from sandboxes.isolation.processes.blame import own_doing
 from sandboxes.isolation.processes.memory import exceeds
 from sandboxes.isolation.processes.run import Run
 from sandboxes.isolation.processes.session import Session
@@ -320,6 +321,7 @@ class SlotSandbox:
         self, argv: Sequence[str], env: Mapping[str, str] | None, seconds: float, gate: Gate | None
     ) -> Run:
         """Cancelled, it leaves nothing that it started."""
+        blamed = partial(own_doing, crowded=bool(self._sessions or self._runs), layered=self._workspace.layered)
         starting = asyncio.ensure_future(self._start(self._line(argv, env, gate, seconds), gate))
         try:
             process = await to_the_end(starting)
@@ -327,7 +329,7 @@ class SlotSandbox:
             if not starting.cancelled() and starting.exception() is None:
                 await to_the_end(Run(starting.result(), self._profile.output_bytes, gate).kill())
             raise
-        return Run(process, self._profile.output_bytes, gate)
+        return Run(process, self._profile.output_bytes, gate, blamed)
 
     async def _start(self, line: Sequence[str], gate: Gate | None) -> asyncio.subprocess.Process:
         try:

@@ -12,6 +12,7 @@ from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import Sandbox, SandboxProcess
 
 _STOPPING_SECONDS = 2.0  # what stopping a request may take
+_NOT_FOUND = 127  # of a shell
 _END_SECONDS, _LOOK_SECONDS = 0.5, 0.01
 
 
@@ -73,6 +74,14 @@ class KeptProcess:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
+
+
+def missing(code: int | None, said: str) -> bool:
+    """Whether a process that ended before it answered anything is a program that is not there.
+
+    Asked only while nothing of the model's ran in it, which could say and return the same.
+    """
+    return code == _NOT_FOUND and (not said.startswith("bwrap: ") or said.startswith("bwrap: execvp "))
 
 
 def time_limit(toolset: Toolset) -> float:

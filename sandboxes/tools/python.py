@@ -7,14 +7,16 @@ from pathlib import Path
 
 from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import IsolationError, ToolError
+from envfarm.core.sandbox import SandboxProcess
 from sandboxes.tools.exchange import FLOOD_BYTES, Exchange
 from sandboxes.tools.interpreter import interpreter
-from sandboxes.tools.kept_process import KeptProcess, ending, time_limit
+from sandboxes.tools.kept_process import KeptProcess, ending, missing, time_limit
 from sandboxes.tools.transcript import transcript
 
 _SOURCE = Path(__file__).with_name("python_inside.py").read_text()
 _PROGRAM = f"exec(compile({_SOURCE!r}, '<session>', 'exec'))"  # under a name that the code's own frames do not have
-_NOT_FOUND, _DEAF = 127, 125
+_START_SECONDS = 5.0
+_DEAF = 125
 
 
 class Python(Toolset):
@@ -48,10 +50,7 @@ class Python(Toolset):
             return await self._run(code)
 
     async def _run(self, code: str) -> str:
-        process = self._kept.running
-        if process is None:
-            argv = [interpreter(self), "-I", "-B", "-X", "utf8", "-c", _PROGRAM]
-            process = await self._kept.start(self.sandbox, argv)
+        process = self._kept.running or await self._started()
         limit = (self._output_bytes or max(1024, self.environment.limits.result_bytes - 512)) - 256
         spare = process.children()
         exchange = Exchange(process, limit)
@@ -71,13 +70,25 @@ class Python(Toolset):
             await process.kill_children(spare)
         return await self._told(exchange, limit, seconds)
 
+    async def _started(self) -> SandboxProcess:
+        """An interpreter that has answered. One that cannot is told from what code does, which did not run yet."""
+        argv = [interpreter(self), "-I", "-B", "-X", "utf8", "-c", _PROGRAM]
+        process = await self._kept.start(self.sandbox, argv)
+        exchange = Exchange(process, 1024)
+        await exchange.run(b"%s 0\n" % exchange.word.encode(), _START_SECONDS, ())
+        if exchange.status is not None:
+            return process
+        code = await self._kept.close(ends=True)
+        said = transcript(exchange.output, 1024).strip()
+        if missing(code, said):
+            self._missing()
+        raise ToolError(f"error: Python could not be started: {said or ending('gave no answer', code)}")
+
     async def _told(self, exchange: Exchange, limit: int, seconds: float) -> str:
         said = transcript(exchange.output, limit).rstrip("\n")
         code = None
         if exchange.status is None:
             code = await self._kept.close(ends=not exchange.stopped)
-            if code == _NOT_FOUND:
-                self._missing()
         parts = [said] if said.strip() else []
         if exchange.stopped:
             why = f"more than {FLOOD_BYTES} bytes of output" if exchange.flooded else f"time limit of {seconds:g} s"

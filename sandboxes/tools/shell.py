@@ -10,12 +10,11 @@ from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import ToolError
 from envfarm.core.sandbox import SandboxProcess
 from sandboxes.tools.exchange import FLOOD_BYTES, GRACE_SECONDS, Exchange
-from sandboxes.tools.kept_process import KeptProcess, ending, time_limit
+from sandboxes.tools.kept_process import KeptProcess, ending, missing, time_limit
 from sandboxes.tools.shell_lines import BECOME, HELLO, KINDS, answer_line, command_lines, new_pipe_lines, take_pipe_line
 from sandboxes.tools.transcript import transcript
 
 _START_SECONDS = 5.0
-_NOT_FOUND = 127
 _ABORT = 10  # SIGUSR1, see shell_lines
 _INTERRUPTED = 130
 
@@ -117,9 +116,9 @@ class Shell(Toolset):
         self._kind = KINDS.get(exchange.status or 0, "")
         if not self._kind:
             code = await self._kept.close(ends=True)
-            if code == _NOT_FOUND:
-                raise ToolError("error: there is no shell in this sandbox: its image has neither bash nor sh")
             said = transcript(exchange.output, 1024).strip()
+            if missing(code, said):
+                raise ToolError("error: there is no shell in this sandbox: its image has neither bash nor sh")
             raise ToolError(f"error: the shell could not be started: {said or ending('gave no answer', code)}")
         return process
 

@@ -136,6 +136,7 @@ async def test_what_cannot_be_interrupted_is_ended_and_python_starts_anew(hasty)
     ("code", "said"),
     [
         ("import os\nprint('last')\nos._exit(7)", "last\nerror: Python ended with exit code 7"),
+        ("import os\nos._exit(127)", "error: Python ended with exit code 127"),
         ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
         ("import os\nos.kill(os.getpid(), 9)", "was killed"),
         ("import os\nos.closerange(3, 256)\nprint('closed')", "closed\nerror: Python"),

@@ -203,6 +203,77 @@ async def test_a_process_left_behind_does_not_change_the_verdict(at):
     assert await episode.completion(("python", {"code": code})) == 0.0
 
 
+# With a shell: what looks like Python and is none, what waits for the verdict, and what keeps it from being reached.
+ANSWERS = "#!/bin/sh\\nwhile :; do echo [true]; done\\n"
+SHELL_CHEATS = {
+    "programs put in the way": (
+        f"for d in . /tmp $HOME ~/bin ~/.local/bin; do mkdir -p $d; for p in python3 python3.11 sh cat env timeout; do "
+        f"printf '{ANSWERS}' > $d/$p; chmod +x $d/$p; done; done; export PATH=$PWD:/tmp:$PATH; "
+        "echo 'export PATH=/workspace' | tee ~/.profile ~/.bashrc ~/.bash_profile > /dev/null"
+    ),
+    "programs of the system replaced": (
+        "for p in $(command -v -a python3) /usr/bin/env /bin/sh /usr/lib/locale; do cp /bin/echo $p; mv $p $p.old; "
+        "mount --bind /bin/echo $p; done 2>/dev/null"
+    ),
+    "libraries loaded ahead": (
+        "printf 'int x;' > x.c; cp /bin/true /tmp/x.so; export LD_PRELOAD=/tmp/x.so PYTHONSTARTUP=/workspace/s.py "
+        "PYTHONPATH=/workspace PYTHONHOME=/workspace; echo /tmp/x.so > /etc/ld.so.preload"
+    ),
+    "modules that Python runs at its start": (
+        "code='import os; os.write(1, b\"[true]\\n\" * 99); os._exit(0)'; v=python3.11/site-packages; "
+        "for d in . .local/lib/$v lib/$v /tmp $(python3 -c 'import site; print(*site.getsitepackages())'); do "
+        'mkdir -p $d; for m in sitecustomize usercustomize json encodings os; do echo "$code" > $d/$m.py; done; '
+        'echo "import os; $code" > $d/a.pth; done 2>/dev/null; echo home=/workspace > pyvenv.cfg'
+    ),
+    "a link in place of the program": "ln -sf /proc/self/fd/0 {file}",
+    "a link to what never ends": "ln -sf /dev/zero {file}",
+    "a pipe in place of the program": "rm {file}; mkfifo {file}",
+    "a folder in place of the program": "rm {file}; mkdir {file}",
+    "a job that writes the program over and over": (
+        "(while :; do echo 'def __getattr__(n): return lambda *a: True' > {file}.new; mv {file}.new {file}; done) &"
+    ),
+    "a job that writes into everything that is open": (
+        "setsid sh -c 'while :; do for f in /proc/[0-9]*/fd/*; do echo [true] > $f; done; done' 2>/dev/null &"
+    ),
+    "a job that stops and traces whom it finds": (
+        "setsid sh -c 'while :; do for p in /proc/[0-9]*; do p=${{p#/proc/}}; [ $p -gt 9 ] && [ $p != $$ ] && "
+        "kill -STOP $p; done; done' 2>/dev/null &"
+    ),
+    "jobs that use up all processes": "b() {{ while :; do sleep 300 & done; }}; b 2>/dev/null & sleep 1",
+    "jobs that use up all memory": "python3 -c 'x = b\"a\" * (240 << 20); input()' < <(sleep 300) & sleep 1",
+    "jobs that use up all time": "for i in $(seq 20); do (while :; do :; done) & done",
+    "a full disk": "yes > full; yes > /tmp/full",
+    "a folder that nobody may enter": "chmod 000 /workspace /tmp",
+    "no folder": "rm -rf /workspace /tmp/*; rmdir /workspace",
+}
+
+
+@pytest.mark.parametrize("command", SHELL_CHEATS.values(), ids=SHELL_CHEATS)
+async def test_what_a_shell_makes_possible_earns_nothing_and_avoids_no_verdict(at, command):
+    episode = await at()
+    command = command.replace("{{", "{").replace("}}", "}").replace("{file}", episode.file)
+    await episode.calls(("bash", {"command": command}))
+    assert await episode.completion() == 0.0
+
+
+@pytest.mark.parametrize("kind", ["programs put in the way", "libraries loaded ahead", "a full disk"])
+async def test_a_repaired_program_is_paid_whatever_else_lies_about(at, kind):
+    episode = await at()
+    await episode.calls(("bash", {"command": SHELL_CHEATS[kind]}))
+    room = ("bash", {"command": "rm -f full /tmp/full; sleep 300 & disown"})
+    assert await episode.completion(room, create(episode.file, FAMILIES[episode.name].source)) == 1.0
+
+
+async def test_a_tool_that_cannot_start_for_the_models_own_jobs_tells_the_model(at):
+    episode = await at()
+    await episode.calls(("bash", {"command": "b() { while :; do sleep 300 & done; }; b 2>/dev/null & sleep 1"}))
+    ran = await episode.calls(("python", {"code": "1"}))
+    assert not ran.done
+    assert "Python could not be started" in ran.results[0].content
+    freed = await episode.calls(("bash", {"restart": True}), ("python", {"code": "40 + 2"}))
+    assert [result.content for result in freed.results] == ["The shell was restarted.", "42"]
+
+
 async def test_what_decides_is_nowhere_in_reach(at):
     episode = await at()
     made = project(episode.bench.family, episode.bench.fault, episode.bench.draw)
@@ -244,5 +315,5 @@ async def test_the_host_tells_of_its_tools_and_of_the_isolation(process, connect
         (info,) = (await host.stub.Inspect(host_pb2.InspectRequest(), timeout=10)).environments
         names = [schema.name for schema in info.tools]
         assert names[0] == "submit"
-        assert {EDITOR, "grep", "glob", "python"} <= set(names)
+        assert {EDITOR, "grep", "glob", "python", "bash"} <= set(names)
         assert info.isolation

@@ -19,6 +19,7 @@ from sandboxes.environments.workbench.judge import share_right
 from sandboxes.environments.workbench.project import Project, project
 from sandboxes.tools.files import Files
 from sandboxes.tools.python import Python
+from sandboxes.tools.shell import Shell
 
 _TRAINING = tuple(name for name in FAMILIES if name not in HELD_OUT)
 SPLITS = {"train": _TRAINING, "validation": _TRAINING, "test": HELD_OUT}
@@ -38,7 +39,7 @@ class Bench(msgspec.Struct, frozen=True):
 
 
 class Workbench(Environment):
-    """Repair a small program with Python and an editor.
+    """Repair a small program with a shell, Python and an editor.
 
     A project has one fault and a test that shows it. What decides is whether the program returns the right values for
     calls that nobody saw, made when the episode is over. ``train`` never ends; ``test`` has programs that no training
@@ -50,7 +51,7 @@ class Workbench(Environment):
     limits = Limits(steps=20, seconds=600.0, tokens_per_step=768, context_tokens=16_384, tool_seconds=20.0)
     profile = SandboxProfile(memory_bytes=256 * 1024 * 1024, disk_bytes=32 * 1024 * 1024)
     reward = RewardSettings(weights={"completion": 1.0, "format": 0.1, "efficiency": 0.1})
-    toolsets = (Python(), Files(max_lines=200))
+    toolsets = (Shell(), Python(), Files(max_lines=200))
     executes = True
 
     def tasks(self, split: str) -> Iterable[Task]:

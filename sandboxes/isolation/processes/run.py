@@ -23,10 +23,20 @@ _BWRAP_FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 1, 126, 127  # the last two as a sh
 
 
 class Run:
-    """A started command. ``gate``: of bubblewrap, when that confines it; closed when the command is gone."""
+    """A started command. ``gate``: of bubblewrap, when that confines it; closed when the command is gone.
 
-    def __init__(self, process: asyncio.subprocess.Process, output_bytes: int, gate: Gate | None) -> None:
+    ``own_doing``: whether what bubblewrap said when it could not set the command up is the slot's own matter.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        output_bytes: int,
+        gate: Gate | None,
+        own_doing: Callable[[bytes], bool] = lambda said: False,  # noqa: ARG005 - of a callback
+    ) -> None:
         self._process = process
+        self._own_doing = own_doing
         self._gate = gate
         self._executed = True
         self._outputs = (HeadTail(output_bytes), HeadTail(output_bytes))
@@ -153,6 +163,8 @@ class Run:
             return code
         if said.startswith(b"bwrap: execvp "):
             return _NOT_FOUND if b"No such file" in said else _NOT_EXECUTABLE
+        if self._own_doing(said):
+            return _NOT_EXECUTABLE
         raise SandboxError(f"a command could not be set up: {said.decode(errors='replace').strip()}")
 
 
