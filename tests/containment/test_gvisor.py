@@ -9,10 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from envfarm.core.environment import Environment
 from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import Isolation, SandboxProfile
 from sandboxes.isolation.gvisor import require_runsc
 from sandboxes.isolation.sandbox import slot_sandbox
+from sandboxes.tools.python import Python
+from sandboxes.tools.shell import Shell
+from sandboxes.tools.sql import Sql
 
 sys.path.insert(0, str(Path(__file__).parent))
 from hostile import ATTACKS
@@ -34,6 +38,7 @@ ITS_OWN_KERNEL = {
     "the memory of sockets": "in the memory of its kernel, which is bounded outside",
     "privileges": "its kernel does not tell of ambient ones",
 }
+PROFILE = SandboxProfile(isolation=Isolation.GVISOR, disk_bytes=8 * 2**20, pids=32, exec_seconds=20)
 pytestmark = pytest.mark.containment
 
 
@@ -57,8 +62,7 @@ def gvisor_arena(runsc):
 
 @pytest.fixture
 async def deep(runsc, ground):
-    profile = SandboxProfile(isolation=Isolation.GVISOR, disk_bytes=8 * 2**20, pids=32, exec_seconds=20)
-    made = slot_sandbox(ground, 2, profile)
+    made = slot_sandbox(ground, 2, PROFILE)
     await asyncio.to_thread(made.prepare)
     yield made
     made.close()
@@ -114,6 +118,44 @@ async def test_a_long_lived_process_runs_under_gvisor(deep):
     async with asyncio.timeout(20):
         assert await process.read() == b"got one\n"
     await process.close()
+
+
+class Workshop(Environment):
+    """Has a shell with little time, and Python."""
+
+    profile = PROFILE
+    toolsets = (Shell(seconds=2.0), Python(seconds=2.0), Sql())
+
+
+@pytest.fixture
+def workshop(deep):
+    made = Workshop()
+    made.equip(deep)
+    return made
+
+
+async def test_a_shell_is_kept_under_gvisor_and_begins_anew_after_a_time_limit(workshop):
+    shell = workshop.toolset(Shell)
+    assert await shell.bash("x=kept; cd /tmp; echo made > /workspace/file") == "(no output)"
+    assert await shell.bash("echo $x $PWD; false") == "kept /tmp\n[exit code 1]"
+    said = await shell.bash("sleep 1601")
+    assert "[stopped: time limit of 2 s" in said
+    assert "the next call starts a new one" in said
+    assert "files are kept" in said
+    assert await shell.bash('echo "<$x>" $PWD; cat file') == "<> /workspace\nmade"
+
+
+async def test_python_and_sql_are_kept_under_gvisor(workshop):
+    python = workshop.toolset(Python).python
+    assert await python("x = 20\nx") == "20"
+    assert await python("x + 1") == "21"
+    said = await python("while True: pass")
+    assert "stopped: time limit of 2 s" in said
+    assert "the next call starts it anew" in said
+    assert "NameError" in await python("x")
+    sql = workshop.toolset(Sql)
+    assert await sql.execute_sql("CREATE TABLE t (a); INSERT INTO t VALUES (1)") == "OK\n\nOK, 1 row changed"
+    assert await sql.rows("SELECT a FROM t") == [(1,)]
 
 
 async def test_a_network_is_refused_under_gvisor(runsc, ground):
