@@ -25,6 +25,7 @@ from sandboxes.isolation.processes.blame import own_doing
 from sandboxes.isolation.processes.memory import exceeds
 from sandboxes.isolation.processes.run import Run
 from sandboxes.isolation.processes.session import Session
+from sandboxes.isolation.processes.watch import Watch
 from sandboxes.isolation.surroundings import MACHINE, Surroundings
 from sandboxes.isolation.turns import Turns
 from sandboxes.isolation.user import sandbox_user
@@ -57,6 +58,7 @@ class SlotSandbox:
         self._changing = threading.Lock()
         self._turns = Turns()
         self._sessions: set[Session] = set()
+        self._watch = Watch()
         self._runs: set[Run] = set()
 
     @property
@@ -204,6 +206,7 @@ class SlotSandbox:
 
     def end_sessions(self) -> None:
         """End what :meth:`start` started. Blocking. Raises ``SandboxError`` when something stays."""
+        self._watch.end()
         for session in list(self._sessions):
             session.end()
 
@@ -267,7 +270,6 @@ class SlotSandbox:
             session = Session(
                 gate=gate,
                 write_seconds=self._profile.exec_seconds,
-                excess=self._excess(gate),
                 ended=self._sessions.discard,
             )
             line = self._line(argv, env, gate, EPISODE_SECONDS)
@@ -275,6 +277,9 @@ class SlotSandbox:
             self._sessions.add(session)
         try:
             await session.open_gate()
+            excess = self._excess(gate)
+            if excess is not None:
+                self._watch.add(session, excess)
         except BaseException:
             session.kill()
             await to_the_end(asyncio.to_thread(session.end))

@@ -25,7 +25,7 @@ from sandboxes.isolation.processes.inhabitants import Inhabitant, Inhabitants
 from sandboxes.isolation.processes.pipes import PipeEnd
 
 _KILL_SECONDS = 2.0
-_WATCH_SECONDS = 0.1
+_DISCARD_SECONDS = 0.1
 _LOOK_SECONDS = 0.002
 _BWRAP_FAILED, _NOT_FOUND = 1, 127
 
@@ -33,7 +33,6 @@ _BWRAP_FAILED, _NOT_FOUND = 1, 127
 class Session:
     """Implements :class:`envfarm.core.sandbox.SandboxProcess`.
 
-    ``excess``: asked while somebody reads whether the slot takes more than its share; then it is killed.
     ``ended``: told once all of it is gone. ``write_seconds``: how long it may leave its input unread.
     """
 
@@ -42,11 +41,9 @@ class Session:
         *,
         gate: Gate | None,
         write_seconds: float,
-        excess: Callable[[], bool] | None,
         ended: Callable[[Session], None],
     ) -> None:
         self._gate = gate
-        self._excess = excess
         self._write_seconds = write_seconds
         self._ended = ended
         self._child: subprocess.Popen[bytes] | None = None
@@ -104,6 +101,11 @@ class Session:
             self.end()
         return self._code
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet; asking ends nothing, so that what it said last can still be read."""
+        return not self._over and self._process.poll() is None
+
     async def write(self, data: bytes) -> None:
         """Feed its standard input. Raises ``ToolError`` when it has ended or does not read for too long."""
         try:
@@ -116,27 +118,24 @@ class Session:
 
     async def read(self, limit: int = 65_536) -> bytes:
         """Next part of its standard output (with errors, unless these are apart); empty at its end."""
-        return await self._watched(self._output, limit)
+        return await self._part(self._output, limit)
 
     async def read_errors(self, limit: int = 65_536) -> bytes:
         """The same of its standard error, when it was started with errors apart."""
         if self._errors is None:
             return b""
-        return await self._watched(self._errors, limit)
+        return await self._part(self._errors, limit)
 
     def errors_now(self, limit: int = 65_536) -> bytes:
         """What stands in its standard error at this moment."""
         return (self._errors.read_now(limit) if self._errors is not None else None) or b""
 
-    async def _watched(self, end: PipeEnd, limit: int) -> bytes:
-        while self._excess is not None or self._past:
+    async def _part(self, end: PipeEnd, limit: int) -> bytes:
+        while self._past:
             self._past = [past for past in self._past if past.discard()]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WATCH_SECONDS):
+                async with asyncio.timeout(_DISCARD_SECONDS):
                     return await end.read(limit)
-            if self._excess is not None and await asyncio.to_thread(self._excess):
-                self.kill()
-                self._excess = None
         return await end.read(limit)
 
     def follow_errors(self, descriptor: int) -> bool:
