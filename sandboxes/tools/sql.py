@@ -1,11 +1,11 @@
 """SQL for models: one SQLite database per episode.
 
-**Where it runs.** SQL is code that a model wrote, so it runs where such code runs: inside the sandbox, by
-``self.sandbox.exec``. A query that hangs, eats memory or brings SQLite itself down is then the trouble of one command
-of one slot, and no neighbour's. In the host it would share a process, and SQLite's heap limit, with every other slot.
-What is paid for that is the start of an interpreter, and that an image has to contain Python. SQLite's authorizer and
-limits stand inside as well (see :mod:`sandboxes.tools.sql_inside`): they keep statements to this database and turn
-what is too much into a sentence.
+**Where it runs.** SQL is code that a model wrote, so it runs where such code runs: inside the sandbox, in a process
+that is kept from call to call. A query that hangs, eats memory or brings SQLite itself down is then the trouble of one
+process of one slot, and no neighbour's. In the host it would share a process, and SQLite's heap limit, with every other
+slot. What is paid for that is the start of an interpreter per episode, and that an image has to contain Python.
+SQLite's authorizer and limits stand inside as well (see :mod:`sandboxes.tools.sql_inside`): they keep statements to
+this database and turn what is too much into a sentence.
 
 **Where it lives.** In a file of the workspace, where a shell may use it too. An environment that offers the model no
 other way to files than this toolset can rely on ``read_only`` and on what it finds in the database in the end.
@@ -27,14 +27,17 @@ import msgspec
 
 from envfarm.core.environment import Toolset, tool
 from envfarm.core.errors import ConfigError, IsolationError, SandboxError, ToolError
-from envfarm.core.sandbox import ExecResult
+from envfarm.core.sandbox import SandboxProcess
 from sandboxes.tools import sql_inside
 from sandboxes.tools.interpreter import interpreter
+from sandboxes.tools.kept_process import KeptProcess, missing
 
 MAX_QUERY = 100_000  # characters
-_GRACE_SECONDS = 2.0  # for the interpreter, beside the query's own time
+_GRACE_SECONDS = 2.0  # beside the query's own time, after which SQLite stops it
+_START_SECONDS = 5.0
+_ANSWER_BYTES = 4 * 1024 * 1024
+_TOO_LARGE = "too large"  # see sql_inside
 _MAGIC = b"SQLite format 3\0"
-_NOT_FOUND = 127  # of the shell
 _PROGRAM = Path(sql_inside.__file__).read_text()
 _SCHEMA = "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
 _SCHEMA_OF = (
@@ -56,7 +59,8 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     results: list[_Table]
     untold: int = 0  # statements that ran after those
     error: str = ""
-    rolled_back: bool = False
+    open: bool = False  # a transaction is, to go on with
+    rolled_back: bool = False  # a transaction was, not by a statement
 
 
 class Sql(Toolset):
@@ -90,9 +94,12 @@ class Sql(Toolset):
         self._max_rows = max_rows
         self._max_cell = max_cell
         self._max_bytes = max_bytes
+        self._kept = KeptProcess()
+        self._open = False
 
     async def reset(self) -> None:
-        """Begin with ``content``."""
+        """Begin with ``content``. A transaction ends with its episode."""
+        self._forget()
         if self._content or self._read_only:
             await self.fill(self._content)
 
@@ -101,14 +108,20 @@ class Sql(Toolset):
 
         A script is trusted as environment code is; it runs in the host, on a database in memory.
         """
-        await self.sandbox.write(self._path, await asyncio.to_thread(database, content))
+        data = await asyncio.to_thread(database, content)
+        async with self._kept.call():
+            await self._end()  # it may hold the database open
+            await self.sandbox.write(self._path, data)
 
     async def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Rows of a query of the environment's own, for ``verify`` and ``progress``: values as SQLite holds them.
 
+        What the model did in a transaction that is still open is not in them. One that keeps others from reading is
+        rolled back.
+
         Raises :class:`ToolError` with SQLite's message, and when there are more than the sandbox's output can carry.
         """
-        reply = await self._run(query, parameters, exact=True)
+        reply = await self._run(query, parameters, exact=True, apart=True)
         if reply.error:
             raise ToolError(f"error: {self._sentence(reply.error)}")
         table = reply.results[-1] if reply.results else _Table()
@@ -121,7 +134,7 @@ class Sql(Toolset):
         """Run SQL on the SQLite database and return the rows.
 
         Args:
-            query: One statement or several, with semicolons between them. A transaction ends with the call.
+            query: One statement or several, with semicolons between them. A transaction may span calls.
         """
         reply = await self._run(query, (), exact=False)
         parts = [self._shown(table) for table in reply.results]
@@ -130,7 +143,9 @@ class Sql(Toolset):
         if reply.error:
             parts.append(f"error: {self._sentence(reply.error)}")
         if reply.rolled_back:
-            parts.append("[... the transaction was still open and has been rolled back ...]")
+            parts.append("[... the transaction that was open has been rolled back ...]")
+        if reply.open:
+            parts.append("[... a transaction is open: COMMIT keeps its changes, ROLLBACK drops them ...]")
         text = "\n\n".join(parts) or "(no statement)"
         if reply.error and not reply.results:
             raise ToolError(text)
@@ -151,7 +166,7 @@ class Sql(Toolset):
             raise ToolError(f"error: there is no table {table[:100]!r}; get_schema without a table shows all")
         return self._cut("\n".join(statements) or "The database is empty.")
 
-    async def _run(self, query: str, parameters: Sequence[Any], *, exact: bool) -> _Reply:
+    async def _run(self, query: str, parameters: Sequence[Any], *, exact: bool, apart: bool = False) -> _Reply:
         if len(query) > MAX_QUERY:
             raise ToolError(f"error: the query has {len(query)} characters; at most {MAX_QUERY} are allowed")
         if "\0" in query:
@@ -165,30 +180,66 @@ class Sql(Toolset):
             "memory_bytes": self._memory_bytes,
             "value_bytes": 1_000_000,
             "exact": exact,
+            "apart": apart,
+            "answer_bytes": _ANSWER_BYTES,
             "max_rows": 100_000 if exact else self._max_rows,
             "max_cell": self._max_cell,
             "max_bytes": 1 << 20 if exact else self._max_bytes,
         }
-        argv = [interpreter(self), "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
-        stdin = msgspec.json.encode(request)
-        return self._reply(await self.sandbox.exec(argv, stdin=stdin, seconds=self._seconds + _GRACE_SECONDS))
+        async with self._kept.call():
+            return await self._answered(msgspec.json.encode(request))
 
-    def _reply(self, result: ExecResult) -> _Reply:
-        if result.exit_code == 0 and not result.truncated:
-            try:
-                return msgspec.json.decode(result.stdout, type=_Reply)
-            except msgspec.DecodeError as error:
-                raise SandboxError(f"the answer of the database's process cannot be read: {error}") from None
-        if result.truncated:
+    async def _answered(self, request: bytes) -> _Reply:
+        process = self._kept.running
+        fresh = process is None
+        if process is None:
+            argv = [interpreter(self), "-I", "-S", "-B", "-X", "utf8", "-c", _PROGRAM]
+            process = await self._kept.start(self.sandbox, argv)
+        data: bytes | None = None
+        try:
+            async with asyncio.timeout(self._seconds + _GRACE_SECONDS + (_START_SECONDS if fresh else 0.0)):
+                await process.write(b"%d\n" % len(request) + request)
+                data = await _answer(process)
+        except TimeoutError:
+            return await self._broken("interrupted")
+        except ToolError:
+            pass  # it has ended
+        if data is None:
+            return await self._ended(process, fresh=fresh)
+        try:
+            reply = msgspec.json.decode(data, type=_Reply)
+        except msgspec.DecodeError as error:
+            raise SandboxError(f"the answer of the database's process cannot be read: {error}") from None
+        lost, self._open = fresh and self._open, reply.open
+        if lost:  # it went with the process: others ended that between the calls
+            reply = msgspec.structs.replace(reply, rolled_back=True)
+        if reply.error == _TOO_LARGE:
             raise ToolError("error: the result is too large; select less")
-        if result.timed_out:
-            return _Reply(results=[], error="interrupted")
-        if result.exit_code == _NOT_FOUND:
+        return reply
+
+    async def _ended(self, process: SandboxProcess, *, fresh: bool) -> _Reply:
+        said = process.errors_now().decode("utf-8", "replace").strip()
+        code = await self._kept.close(ends=True)
+        if fresh and missing(code, said):
             raise IsolationError(f"Sql needs Python inside the sandbox: there is no {interpreter(self)} in its image")
-        if result.exit_code in (137, -9):
-            return _Reply(results=[], error="out of memory")
-        last = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return _Reply(results=[], error=last.partition(": ")[2] or last or f"it ended with {result.exit_code}")
+        if code in (137, -9):
+            return await self._broken("out of memory")
+        last = said.rpartition("\n")[2]
+        return await self._broken(last.partition(": ")[2] or last or f"it ended with {code}")
+
+    async def _broken(self, error: str) -> _Reply:
+        """What is told when there was no answer: the process goes, and a transaction with it."""
+        was_open = self._open
+        await self._end()
+        return _Reply(results=[], error=error, rolled_back=was_open)
+
+    async def _end(self) -> None:
+        self._open = False
+        await self._kept.close()
+
+    def _forget(self) -> None:
+        self._open = False
+        self._kept.forget()
 
     def _sentence(self, error: str) -> str:
         if error == "interrupted":
@@ -217,6 +268,27 @@ class Sql(Toolset):
         if len(data) <= 2 * self._max_bytes:
             return data.decode()
         return data[: 2 * self._max_bytes].decode("utf-8", "ignore") + "\n[... cut ...]"
+
+
+async def _answer(process: SandboxProcess) -> bytes | None:
+    """The next answer; ``None`` when the process ended before it gave one. Raises :class:`SandboxError`."""
+    data = b""
+    while b"\n" not in data:
+        part = await process.read()
+        if not part:
+            return None
+        data += part
+    length, _, rest = data.partition(b"\n")
+    if not length.isdigit() or int(length) > _ANSWER_BYTES:
+        raise SandboxError(f"the answer of the database's process cannot be read: it begins with {length[:20]!r}")
+    parts, left = [rest], int(length) - len(rest)
+    while left > 0:
+        part = await process.read()
+        if not part:
+            return None
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _counted(number: int, what: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 from pathlib import Path
@@ -124,12 +125,6 @@ async def test_the_schema_shows_how_tables_were_made(sql):
         await sql.get_schema("x")
 
 
-async def test_a_transaction_left_open_is_rolled_back_and_that_is_told(sql):
-    text = await sql.execute_sql("BEGIN; DELETE FROM item")
-    assert "has been rolled back" in text
-    assert "\n2\n" in await sql.execute_sql("SELECT count(*) FROM item")
-
-
 async def test_pragmas_that_only_tell_and_full_text_search_are_there(sql):
     assert "name | TEXT" in await sql.execute_sql("PRAGMA table_info(item)")
     assert "SCAN" in await sql.execute_sql("EXPLAIN QUERY PLAN SELECT * FROM item")
@@ -138,6 +133,119 @@ async def test_pragmas_that_only_tell_and_full_text_search_are_there(sql):
         "SELECT body FROM note WHERE note MATCH 'apple'"
     )
     assert "red apple" in text
+
+
+# Transactions
+
+
+async def test_a_transaction_spans_calls_until_it_is_committed_or_rolled_back(sql):
+    assert "a transaction is open: COMMIT keeps" in await sql.execute_sql("BEGIN; DELETE FROM sale")
+    assert "\n0\n" in await sql.execute_sql("SELECT count(*) FROM sale")
+    assert await sql.execute_sql("ROLLBACK") == "OK"
+    assert await sql.rows("SELECT count(*) FROM sale") == [(2,)]
+    await sql.execute_sql("BEGIN; DELETE FROM sale")
+    assert await sql.execute_sql("COMMIT") == "OK"
+    assert await sql.rows("SELECT count(*) FROM sale") == [(0,)]
+
+
+async def test_an_error_within_a_transaction_leaves_it_open(sql):
+    await sql.execute_sql("BEGIN; DELETE FROM sale")
+    with pytest.raises(ToolError, match=r"(?s)no such table.*a transaction is open"):
+        await sql.execute_sql("SELECT * FROM absent")
+    await sql.execute_sql("COMMIT")
+    assert await sql.rows("SELECT count(*) FROM sale") == [(0,)]
+
+
+async def test_tables_of_an_open_transaction_are_in_the_schema(sql):
+    await sql.execute_sql("BEGIN; CREATE TABLE fresh (a)")
+    assert "CREATE TABLE fresh" in await sql.get_schema()
+    assert await sql.rows("SELECT name FROM sqlite_schema WHERE name = 'fresh'") == []
+
+
+@pytest.mark.parametrize("begin", ["BEGIN EXCLUSIVE", "BEGIN; UPDATE item SET stock = 0"])
+async def test_an_environment_reads_what_was_committed_whatever_the_model_left_open(make, begin):
+    sql = await make()
+    await sql.execute_sql(begin)
+    started = time.monotonic()
+    assert await sql.rows("SELECT sum(stock) FROM item") == [(13,)]
+    assert time.monotonic() - started < 3.0
+
+
+async def test_a_transaction_that_kept_the_environment_from_reading_is_rolled_back_and_that_is_told(sql):
+    await sql.execute_sql("BEGIN EXCLUSIVE; DELETE FROM item")
+    assert await sql.rows("SELECT count(*) FROM item") == [(2,)]
+    text = await sql.execute_sql("SELECT count(*) AS n FROM item")
+    assert text == "n\n---\n2\n(1 row)\n\n[... the transaction that was open has been rolled back ...]"
+    assert "rolled back" not in await sql.execute_sql("SELECT 1")
+
+
+async def test_a_transaction_that_ends_with_its_process_is_rolled_back_and_that_is_told(sql, slot):
+    await sql.execute_sql("BEGIN; DELETE FROM item")
+    await asyncio.to_thread(slot.end_sessions)
+    assert "has been rolled back" in await sql.execute_sql("SELECT count(*) FROM item")
+    assert await sql.rows("SELECT count(*) FROM item") == [(2,)]
+
+
+async def test_a_query_that_is_stopped_takes_its_transaction_along_and_that_is_told(make):
+    sql = await make(seconds=0.3)
+    await sql.execute_sql("BEGIN; DELETE FROM sale")
+    with pytest.raises(ToolError, match=r"(?s)stopped after 0\.3 s.*has been rolled back"):
+        await sql.execute_sql(f"INSERT INTO sale {ENDLESS} SELECT x, x FROM r")
+    assert await sql.rows("SELECT count(*) FROM sale") == [(2,)]
+
+
+async def test_a_transaction_ends_with_its_episode(sql):
+    await sql.execute_sql("BEGIN; DELETE FROM item")
+    await sql.reset()
+    assert "rolled back" not in await sql.execute_sql("SELECT 1")
+    assert await sql.rows("SELECT count(*) FROM item") == [(2,)]
+
+
+# Its process
+
+
+async def test_one_process_serves_all_calls(sql):
+    await sql.execute_sql("SELECT 1")
+    first = sql._kept.running
+    await sql.get_schema()
+    await sql.rows("SELECT 1")
+    assert sql._kept.running is first
+
+
+async def test_a_file_that_others_put_in_its_place_is_the_database_from_then_on(sql, slot):
+    await sql.execute_sql("SELECT 1")
+    await slot.write("other", database("CREATE TABLE other (a); INSERT INTO other VALUES (7)"))
+    assert (await slot.exec(["mv", "other", "database.sqlite"])).exit_code == 0
+    assert "\n7\n" in await sql.execute_sql("SELECT a FROM other")
+
+
+async def test_a_process_that_was_ended_is_started_again(sql, slot):
+    await sql.execute_sql("SELECT 1")
+    await asyncio.to_thread(slot.end_sessions)
+    assert await sql.rows("SELECT 2") == [(2,)]
+
+
+async def test_what_is_too_large_to_hand_over_is_refused_and_the_next_call_is_answered(sql):
+    with pytest.raises(ToolError, match="the result is too large; select less"):
+        await sql.rows("SELECT " + ", ".join("hex(zeroblob(400000))" for _ in range(8)))
+    assert await sql.rows("SELECT 1") == [(1,)]
+
+
+async def test_calls_at_once_are_answered_one_after_the_other(sql):
+    answers = await asyncio.gather(*(sql.rows(f"SELECT {i}") for i in range(20)))
+    assert answers == [[(i,)] for i in range(20)]
+
+
+async def test_a_call_that_is_given_up_spoils_no_later_one(make):
+    sql = await make(seconds=4.0)
+    call = asyncio.create_task(sql.execute_sql(f"{ENDLESS} SELECT count(*) FROM r"))
+    async with asyncio.timeout(10):
+        while sql._kept.running is None:  # noqa: ASYNC110 - the call makes it so
+            await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await sql.rows("SELECT 5") == [(5,)]
 
 
 # What it holds
