@@ -1,7 +1,8 @@
 """The Docker backend: each host is a container of the farm's host image, reached through a socket in a shared folder.
 
 No port is open and no container has a network. What is known of a host stands in the labels of its container, so that
-the next gateway adopts it; one that no gateway contacts ends itself, and its container is removed with it.
+the next gateway adopts it; one that no gateway contacts ends itself, and its container is removed with it, or (see
+:attr:`EngineFacts.removes`) by the next gateway. With ``live-restore`` hosts go on while the engine is away.
 """
 
 from __future__ import annotations
@@ -336,8 +337,10 @@ class DockerBackend:
     async def _watch_end(self, entry: _Entry) -> None:
         await entry.container.ended.wait()
         ended = entry.container.container
-        with contextlib.suppress(SandboxError):  # no engine: it removes the container itself, once it is there again
+        try:
             await self._engine.call(f"removing host {entry.record.id}", lambda client: discard(client, ended))
+        except SandboxError:  # the engine went away again
+            self._leftovers.add(entry.record.id)
         await self._gone(entry, f"{entry.container.death}: {entry.container.last_lines(2)}")
 
     async def _gone(self, entry: _Entry, cause: str) -> None:

@@ -96,7 +96,7 @@ def _arguments(spec: HostSpec) -> list[str]:
 
 def _host_config(spec: HostSpec, facts: EngineFacts) -> dict[str, Any]:
     settings: dict[str, Any] = {
-        "AutoRemove": True,
+        "AutoRemove": facts.removes,
         "Init": True,
         "NetworkMode": "none",
         "IpcMode": "private",

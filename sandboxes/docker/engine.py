@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -15,27 +15,35 @@ import msgspec
 from docker import APIClient
 from docker.constants import MINIMUM_DOCKER_API_VERSION as MINIMUM_API_VERSION
 from docker.errors import DockerException
-from docker.utils import kwargs_from_env
+from docker.utils import kwargs_from_env, version_gte
 from requests.exceptions import RequestException
 
 from envfarm.core.errors import FarmError, SandboxError
 from sandboxes.docker.errors import DockerUnreachable, engine_error
+from sandboxes.docker.transport import mend
 
 T = TypeVar("T")
 CALL_SECONDS = 30.0
 _MARGIN_SECONDS = 5.0
 _THREADS = 16
+_RELEASE_25 = "1.44"  # as a version of its API
+_UNIX = ("unix:", "http+unix:", "/")
 _DEFAULT_URL = "unix:///var/run/docker.sock"
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine says of itself. ``memory_bytes`` and ``cpus`` are the machine's."""
+    """What the engine says of itself. ``memory_bytes`` and ``cpus`` are the machine's.
+
+    ``removes``: whether a container may be left to the engine to be removed at its end. With ``live-restore``,
+    releases before 25 kill such a container when they start, although it outlived their absence.
+    """
 
     memory_bytes: int
     cpus: int
     runtimes: frozenset[str]
     security: frozenset[str]
     machine: str
+    removes: bool = True
 
 
 class Engine:
@@ -79,10 +87,15 @@ class Engine:
             raise
 
     async def facts(self) -> EngineFacts:
-        """What the engine says of itself, asked once."""
-        if self._facts is None:
-            self._facts = await self.call("asking for the engine's properties", _facts)
-        return self._facts
+        """What the engine says of itself, asked once in its life."""
+        facts = self._facts
+        if facts is None:
+            facts = self._facts = await self.call("asking for the engine's properties", _facts)
+        return facts
+
+    def forget_facts(self) -> None:
+        """It was away: its settings may have changed. From any thread."""
+        self._facts = None
 
     def client(self) -> APIClient:
         """The SDK's client; blocking. Raises what the SDK raises."""
@@ -96,15 +109,21 @@ class Engine:
         options: dict[str, Any] = {"base_url": self._given} if self._given else kwargs_from_env()
         _knock(self.url)
         if not self._version:  # asked by hand: a client that asks itself and gets no answer leaks its socket
-            with contextlib.closing(APIClient(version=MINIMUM_API_VERSION, timeout=CALL_SECONDS, **options)) as first:
+            with contextlib.closing(self._made(MINIMUM_API_VERSION, options)) as first:
                 self._version = str(first.version(api_version=False)["ApiVersion"])
-        return APIClient(version=self._version, timeout=CALL_SECONDS, **options)
+        return self._made(self._version, options)
 
     def close(self) -> None:
         """Let go of connections; threads that still wait for an answer end by themselves."""
         self._threads.shutdown(wait=False)
         if self._client is not None:
             self._client.close()
+
+    def _made(self, version: str, options: Mapping[str, Any]) -> APIClient:
+        client = APIClient(version=version, timeout=CALL_SECONDS, **options)
+        if self.url.startswith(_UNIX):
+            mend(client, socket_path(self.url))
+        return client
 
     def _run(self, what: str, function: Callable[[APIClient], T]) -> T:
         try:
@@ -117,8 +136,8 @@ class Engine:
 
 
 def _knock(url: str) -> None:
-    """Raises :class:`OSError` where nobody listens: the SDK would leak a socket at every try, and hide the cause."""
-    if url.startswith("unix:"):
+    """Raises :class:`OSError` where nobody listens: the SDK would hide the cause."""
+    if url.startswith(_UNIX):
         with socket.socket(socket.AF_UNIX) as knocking:
             knocking.settimeout(CALL_SECONDS)
             knocking.connect(socket_path(url))
@@ -131,7 +150,7 @@ def socket_path(url: str) -> str:
 
 def local_url(url: str) -> None:
     """Raises :class:`SandboxError` unless the engine at ``url`` shares this machine's folders."""
-    if not url.startswith(("unix:", "http+unix:", "/")):
+    if not url.startswith(_UNIX):
         raise SandboxError(
             f"the Docker Engine at {url} is not on this machine: hosts are reached through sockets in a folder that "
             "gateway and containers share; run the gateway beside the engine"
@@ -146,4 +165,5 @@ def _facts(client: APIClient) -> EngineFacts:
         runtimes=frozenset(info.get("Runtimes") or ()),
         security=frozenset(str(o).partition(",")[0].removeprefix("name=") for o in info.get("SecurityOptions") or ()),
         machine=str(info.get("ID") or ""),
+        removes=not info.get("LiveRestoreEnabled") or version_gte(client.api_version, _RELEASE_25),
     )

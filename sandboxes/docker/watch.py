@@ -20,6 +20,7 @@ from docker.types import CancellableStream
 from requests.exceptions import RequestException
 
 from sandboxes.docker.engine import Engine
+from sandboxes.docker.errors import engine_error
 from sandboxes.docker.labels import OWNER
 from sandboxes.docker.sweeping import discard
 
@@ -50,7 +51,7 @@ class Death(msgspec.Struct, kw_only=True):
 
 
 class Deaths:
-    """The engine's events about one owner's containers, in a thread of its own."""
+    """The engine's events about one owner's containers, in a thread of its own, which also tells that it is away."""
 
     def __init__(self, engine: Engine, owner: str) -> None:
         self._engine = engine
@@ -58,6 +59,7 @@ class Deaths:
         self._found: OrderedDict[str, Death] = OrderedDict()
         self._news = threading.Condition()
         self._closed = threading.Event()
+        self._away = False
         self._stream: CancellableStream | None = None
         self._thread = threading.Thread(target=self._follow, name="docker events", daemon=True)
         self._thread.start()
@@ -80,15 +82,32 @@ class Deaths:
         since, pause = int(time.time()), _FIRST_PAUSE
         filters = {"type": "container", "event": ["die", "oom"], "label": f"{OWNER}={self._owner}"}
         while not self._closed.is_set():
-            with contextlib.suppress(*_TROUBLE), contextlib.closing(self._engine.connect()) as client:
-                self._stream = client.events(since=since, filters=filters, decode=True)
-                if self._closed.is_set():
-                    _break_off(self._stream)
-                for event in self._stream:
-                    since, pause = int(event.get("time") or since), _FIRST_PAUSE
-                    self._note(event)
+            try:
+                with contextlib.closing(self._engine.connect()) as client:
+                    self._stream = client.events(since=since, filters=filters, decode=True)
+                    if self._closed.is_set():
+                        _break_off(self._stream)
+                    self._is_there()
+                    with contextlib.suppress(*_TROUBLE):  # it breaks off; the next try tells why
+                        for event in self._stream:
+                            since, pause = int(event.get("time") or since), _FIRST_PAUSE
+                            self._note(event)
+            except _TROUBLE as error:
+                self._is_away(error)
             self._closed.wait(pause)
             pause = min(_MOST_PAUSE, 2 * pause)
+
+    def _is_away(self, error: Exception) -> None:
+        if not self._away and not self._closed.is_set():
+            self._away = True
+            cause = engine_error("watching hosts", error, self._engine.url)
+            log.warning("%s; hosts that run go on, none can be made or ended until then", cause)
+
+    def _is_there(self) -> None:
+        if self._away:
+            self._away = False
+            self._engine.forget_facts()
+            log.info("the Docker Engine at %s is back", self._engine.url)
 
     def _note(self, event: dict[str, object]) -> None:
         actor = event.get("Actor")
@@ -138,7 +157,7 @@ class HostContainer:
         _break_off(self._stream)
 
     def _follow(self) -> None:
-        since, pause = 0, _FIRST_PAUSE
+        since, pause, seen = 0, _FIRST_PAUSE, Death()
         while not self._forgotten.is_set():
             try:
                 with contextlib.closing(self._engine.connect()) as client:
@@ -147,7 +166,8 @@ class HostContainer:
                         _break_off(self._stream)
                     self._read(self._stream)
                     since = int(time.time())
-                    if not self._forgotten.is_set() and not _alive(client, self.container):
+                    if not self._forgotten.is_set() and (end := _end_of(client, self.container)) is not None:
+                        seen = end
                         break
             except NotFound:
                 break
@@ -156,7 +176,8 @@ class HostContainer:
             self._forgotten.wait(pause)
             pause = min(_MOST_PAUSE, 2 * pause)
         if not self._forgotten.is_set():
-            self.death = self._deaths.of(self.container)
+            told = self._deaths.of(self.container)
+            self.death = seen if told.exit_code is None else told
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self.ended.set)
 
@@ -170,11 +191,15 @@ class HostContainer:
             self._lines.append(rest.decode(errors="replace")[:500])
 
 
-def _alive(client: APIClient, container: str) -> bool:
+def _end_of(client: APIClient, container: str) -> Death | None:
+    """How it ended, as far as the engine knows; ``None`` while it lives."""
     try:
-        return bool(client.inspect_container(container)["State"]["Running"])
+        state = client.inspect_container(container)["State"]
     except NotFound:
-        return False
+        return Death()
+    if state["Running"]:
+        return None
+    return Death(exit_code=state.get("ExitCode"), out_of_memory=bool(state.get("OOMKilled")))
 
 
 def _stop(client: APIClient, container: str) -> None:
