@@ -649,7 +649,7 @@ if [name for name in os.listdir(".") if "core" in name]:
     Attack(
         "files of neighbours",
         r"""
-found, end = [], time.monotonic() + 1.0
+found, end = [], time.monotonic() + 0.5
 for root in ("/tmp", "/workspace", "/workspace/..", "/proc/1/root/tmp"):
     for folder, folders, files in os.walk(root):
         here = os.path.realpath(folder)
