@@ -109,9 +109,10 @@ class OwnEngine:
             self.stop()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        for process in psutil.process_iter(["cmdline"]):  # shims outlive their engine
-            if f"{self.folder}/exec/containerd/containerd.sock" in (process.info["cmdline"] or []):
-                process.kill()
+        for process in psutil.process_iter(["cmdline"]):  # shims and kernels of gVisor outlive their engine
+            if any(f"{self.folder}/exec/" in word for word in process.info["cmdline"] or []):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         for line in Path("/proc/self/mounts").read_text().splitlines():
             if line.split()[1].startswith(f"{self.folder}/"):
                 subprocess.run(["umount", "--lazy", line.split()[1]], check=False)
