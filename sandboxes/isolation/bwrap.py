@@ -20,10 +20,11 @@ from envfarm.core.errors import IsolationError
 from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import mounts
 from sandboxes.isolation.files.workspace import WORKSPACE, Workspace
+from sandboxes.isolation.probe import require_working
 from sandboxes.isolation.seccomp import open_filter
 from sandboxes.isolation.user import becoming, sandbox_user
 
-_PROBE_SECONDS = 10.0
+_HELP_SECONDS = 10.0
 _INSTALL = "install it with: apt-get install bubblewrap"
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
 _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -55,26 +56,15 @@ def require_bwrap() -> str:
         "/dev",
     ]
     argv += ["--seccomp", str(calls), "--", "/bin/sh", "-c", "exit 0"]
+    needs = (
+        "user namespaces: set sysctl kernel.unprivileged_userns_clone=1 and "
+        "kernel.apparmor_restrict_unprivileged_userns=0, "
+        "and in a container allow CAP_SYS_ADMIN or an unconfined seccomp profile"
+    )
     try:
-        probe = subprocess.run(  # noqa: S603 - ours
-            argv,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[calls],
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise IsolationError(f"{path} does not work here: {error}; {_INSTALL}") from error
+        require_working(path, argv, status=0, needs=needs, install=_INSTALL, fds=[calls])
     finally:
         os.close(calls)
-    if probe.returncode != 0:
-        said = probe.stderr.decode(errors="replace").strip() or f"status {probe.returncode}"
-        raise IsolationError(
-            f"{path} does not work here ({said}); it needs user namespaces: "
-            "set sysctl kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0, "
-            "and in a container allow CAP_SYS_ADMIN or an unconfined seccomp profile"
-        )
     return path
 
 
@@ -140,7 +130,7 @@ def image_files(root: Path) -> list[str]:
 
 @cache
 def _features(path: str) -> str:
-    shown = subprocess.run([path, "--help"], capture_output=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603 - ours
+    shown = subprocess.run([path, "--help"], capture_output=True, timeout=_HELP_SECONDS, check=False)  # noqa: S603 - ours
     return (shown.stdout + shown.stderr).decode(errors="replace")
 
 

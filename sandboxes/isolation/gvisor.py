@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,12 +28,12 @@ from envfarm.core.sandbox import SandboxProfile
 from sandboxes.isolation import bwrap, mounts
 from sandboxes.isolation.files.workspace import WORKSPACE, Workspace
 from sandboxes.isolation.limits import FIRST_TO_GO
+from sandboxes.isolation.probe import require_working
 from sandboxes.isolation.user import becoming, sandbox_user
 
 _FILES = "/fs"  # where runsc finds what commands see as /
 _TMP = "/tmp"  # noqa: S108 - inside
 _SCRATCH_BYTES = 16 * 1024 * 1024
-_PROBE_SECONDS = 20.0
 _ARGUMENT_BYTES = 100_000  # the kernel takes less than 131072 for one word
 _OPEN_FILES = 256
 _KERNEL_BYTES = 96 * 1024 * 1024  # what runsc and its kernel take themselves
@@ -61,18 +60,11 @@ def require_runsc() -> str:
     bwrap.require_bwrap()
     files = [*_below(bwrap.system(network=False)), "--dir", _FILES + WORKSPACE, "--dir", _FILES + _TMP]
     argv = _command(path, files, _spec(["/bin/sh", "-c", "exit 7"], {}, "/", SandboxProfile()), sandbox_user(0), ())
-    try:
-        probe = subprocess.run(  # noqa: S603 - ours
-            argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise IsolationError(f"{path} does not work here: {error}; {_INSTALL}") from error
-    if probe.returncode != 7:
-        said = probe.stderr.decode(errors="replace").strip() or f"status {probe.returncode}"
-        raise IsolationError(
-            f"{path} does not work here ({said}); it needs user namespaces and ptrace, "
-            "so no seccomp profile or Yama setting may forbid these, and it does not run inside another gVisor"
-        )
+    needs = (
+        "user namespaces and ptrace, so no seccomp profile or Yama setting may forbid these, "
+        "and it does not run inside another gVisor"
+    )
+    require_working(path, argv, status=7, needs=needs, install=_INSTALL)
     return path
 
 
