@@ -20,5 +20,5 @@ def test_another_status_is_told_with_what_was_said_and_is_needed():
 
 
 def test_a_program_that_cannot_be_started_is_told_with_how_to_install_it():
-    with pytest.raises(IsolationError, match="install it$"):
+    with pytest.raises(IsolationError, match=r"install it$"):
         require_working("/nowhere", ["/nowhere"], **WORDS)
